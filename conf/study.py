@@ -1,0 +1,96 @@
+"""Studies: variants x seeds from one start, so that comparisons are paired."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from conf.load import CONF, load
+from conf.text import ConfigError, read_mapping
+from mempo.config import Experiment
+
+KNOWN = {"description", "preset", "seeds", "set", "variants", "tune"}
+
+
+@dataclass(frozen=True)
+class Child:
+    """One run of a study."""
+
+    method: str  # how tables and pictures call it
+    variant: str
+    seed: int
+    experiment: Experiment
+
+    @property
+    def name(self) -> str:
+        return f"{self.variant} seed {self.seed}"
+
+
+@dataclass(frozen=True)
+class Study:
+    """A comparison: what it runs, and what it is for."""
+
+    name: str
+    description: str
+    children: tuple[Child, ...]
+
+
+def studies() -> dict[str, str]:
+    """Every study that ships, by name, with its description."""
+    return {
+        path.stem: str(read_mapping(path).get("description", ""))
+        for path in sorted((CONF / "study").glob("*.yaml"))
+    }
+
+
+def load_study(
+    name: str,
+    *,
+    seeds: list[int] | None = None,
+    cluster: str = "local",
+    overrides: list[str] | None = None,
+) -> Study:
+    """Read `conf/study/<name>.yaml`, or the file `name`.
+
+    A study is `preset`, `seeds`, common settings `set: [a.b=c]`, and `variants`, each with
+    `method` (the name in tables), `set` and, where it has no training and so no seed of its
+    own, `seeds: [n]`. `overrides` win over all of them. Raises ConfigError in one line.
+    """
+    path = Path(name) if name.endswith((".yaml", ".yml")) else CONF / "study" / f"{name}.yaml"
+    if not path.is_file():
+        known = ", ".join(studies())
+        raise ConfigError(f"unknown study {name!r}; there are: {known}; or give a YAML file")
+    content = read_mapping(path)
+    unknown = sorted(set(content) - KNOWN)
+    if unknown:
+        raise ConfigError(
+            f"study {path.name}: unknown key {unknown[0]!r}; allowed: {', '.join(sorted(KNOWN))}"
+        )
+    variants = content.get("variants")
+    if not isinstance(variants, dict) or not variants:
+        raise ConfigError(f"study {path.name}: 'variants' must name at least one variant")
+    common = _texts(path, "set", content.get("set"))
+    wanted = seeds or content.get("seeds") or [0]
+    children = []
+    for variant, spec in variants.items():
+        spec = spec or {}
+        for seed in spec.get("seeds", wanted):
+            own = _texts(path, f"variants.{variant}.set", spec.get("set"))
+            experiment = load(
+                str(content.get("preset", "demo")),
+                cluster=cluster,
+                overrides=[*common, *own, *(overrides or [])],
+                seed=int(seed),
+            )
+            method = str(spec.get("method", variant))
+            children.append(Child(method, str(variant), int(seed), experiment))
+    children.sort(key=lambda c: c.experiment.iterations > 0)  # baselines first: they are quick
+    return Study(path.stem, str(content.get("description", "")), tuple(children))
+
+
+def _texts(path: Path, key: str, value: object) -> list[str]:
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
+        raise ConfigError(f"study {path.name}: {key!r} must be a list of 'section.setting=value'")
+    return list(value)

@@ -1,0 +1,82 @@
+"""Group-relative advantages of trajectories and of their memories.
+
+Pure functions on plain numbers. Missing values are NaN: they are left out of every mean and
+standard deviation, and get the advantage 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+_RELATIVE_STD = 1e-6
+
+
+def _standardise(values_N: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(x - mean) / population std over the finite values; 0 where missing or without variance.
+
+    A std below 1e-6 of the largest magnitude is rounding noise, not a signal.
+    """
+    finite = np.isfinite(values_N)
+    out = np.zeros_like(values_N)
+    if finite.sum() < 2:
+        return out
+    kept = values_N[finite]
+    std = kept.std()
+    if std <= _RELATIVE_STD * max(np.abs(kept).max(), _RELATIVE_STD):
+        return out
+    out[finite] = (kept - kept.mean()) / std
+    return out
+
+
+def trajectory_advantage(rewards_G: ArrayLike) -> NDArray[np.float64]:
+    """A^T_i = (R_i - mean_j R_j) / std_j R_j over the rollouts of one question (METHOD section 2).
+
+    rewards_G: [G], NaN where a rollout has no reward. Returns [G]. A group of one, or of equal
+    rewards, is all zeros. Normalise once per trajectory, before expanding to steps: a 5-step
+    rollout counts as much as a 1-step one.
+    """
+    return _standardise(np.asarray(rewards_G, dtype=np.float64))
+
+
+def memory_advantage(
+    rewards: Sequence[Sequence[float]], group: Literal["question", "step"] = "question"
+) -> list[list[float]]:
+    """A^M_{i,t} = (R^M_{i,t} - mean R^M) / std R^M over the group; same shape back.
+
+    rewards: per rollout of one question a list over its steps, NaN where a step has no memory.
+    group 'question' pools all steps of all rollouts, 'step' the steps of equal index.
+    """
+    flat = np.array([r for steps in rewards for r in steps], dtype=np.float64)
+    match group:
+        case "question":
+            advantages = _standardise(flat)
+        case "step":
+            index = np.array([t for steps in rewards for t in range(len(steps))])
+            advantages = np.zeros_like(flat)
+            for t in np.unique(index):
+                advantages[index == t] = _standardise(flat[index == t])
+        case _:
+            raise ValueError(f"memory.group: unknown value {group!r}; 'question' or 'step'")
+    values = iter(advantages.tolist())
+    return [[next(values) for _ in steps] for steps in rewards]
+
+
+def token_advantages(
+    length: int,
+    mem_spans: Sequence[tuple[int, int]],
+    adv_traj: float,
+    adv_mem: float,
+    weight: float = 1.0,
+) -> NDArray[np.float64]:
+    """A_k = A^T + weight * A^M on the tokens of the step's memory, A^T on all others.
+
+    length: tokens of the step's output (T). mem_spans: [start, end) positions. Returns [T].
+    """
+    advantages = np.full(length, adv_traj, dtype=np.float64)
+    for start, end in mem_spans:
+        advantages[start:end] += weight * adv_mem
+    return advantages

@@ -1,0 +1,101 @@
+"""P(answer | context): how likely the right answer has become, given only the memory, or all.
+
+P(c) = exp(1/L sum_l log pi(a_l | c, a_<l)), the geometric mean over the answer's L tokens, at
+temperature 1 (METHOD section 2). The context is built from token ids as they were sampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from mempo.agent.protocol import ANSWER_OPEN, memory_block_ids
+from mempo.learners.packing import Row
+from mempo.policies.codec import Codec
+from mempo.types import Question, Step
+
+MAX_ALIASES = 8
+
+LogProbs = Callable[[list[Row]], list[np.ndarray]]  # rows -> per row [L] log-probs of its targets
+
+
+def gold_texts(question: Question) -> list[str]:
+    """The texts to score: up to 8 aliases of a single objective, else the joined first ones."""
+    if question.objectives == 1:
+        return question.answers[0][:MAX_ALIASES]
+    return [question.gold]
+
+
+def score_group(
+    codec: Codec,
+    question: Question,
+    trajectories: Sequence[Sequence[Step]],
+    logprobs: LogProbs,
+    *,
+    full: bool,
+) -> list[list[tuple[float, float]]]:
+    """(P(answer | memory), P(answer | full history)) of every step of one question's rollouts.
+
+    trajectories: per rollout its steps. P is NaN where the step has no <mem>, and P_full where
+    it was not asked for. The history of step t is all that came before it: the earlier steps'
+    outputs and replies. Of several aliases the one likeliest under the memory counts, and the
+    same one is used for the history.
+    """
+    return score_questions(codec, [(question, trajectories)], logprobs, full=full)[0]
+
+
+def score_questions(
+    codec: Codec,
+    groups: Sequence[tuple[Question, Sequence[Sequence[Step]]]],
+    logprobs: LogProbs,
+    *,
+    full: bool,
+) -> list[list[list[tuple[float, float]]]]:
+    """`score_group` for many questions in one pass over the model."""
+    opened = codec.encode(ANSWER_OPEN)
+    rows: list[Row] = []
+    wanted: dict[tuple, int] = {}
+
+    def ask(context: Sequence[int], gold: Sequence[int]) -> int:
+        """Index of the row; equal rows (all first histories of a group) are scored once."""
+        ids = [*context, *opened, *gold]
+        key = (tuple(ids), len(gold))
+        if key not in wanted:
+            wanted[key] = len(rows)
+            n = len(ids) - len(gold)
+            rows.append(Row(ids, [i >= n for i in range(len(ids))]))
+        return wanted[key]
+
+    plan = []  # per group, trajectory and step: rows of the aliases under memory, under history
+    for question, trajectories in groups:
+        golds = [codec.encode(text) for text in gold_texts(question)]
+        group_plan = []
+        for steps in trajectories:
+            history: list[int] = []
+            step_plan = []
+            for step in steps:
+                head = step.prompt_ids[: step.head_tokens]
+                by_memory: list[int] = []
+                by_history: list[int] = []
+                if step.mem_spans:
+                    block = memory_block_ids(codec, step.output_ids, step.mem_spans[0])
+                    by_memory = [ask([*head, *block], gold) for gold in golds]
+                    if full:
+                        by_history = [ask([*head, *history], gold) for gold in golds]
+                step_plan.append((by_memory, by_history))
+                if full:
+                    history += [*step.output_ids, *step.observation_ids]
+            group_plan.append(step_plan)
+        plan.append(group_plan)
+
+    values = [float(np.exp(np.mean(logp))) for logp in logprobs(rows)] if rows else []
+
+    def resolve(by_memory: list[int], by_history: list[int]) -> tuple[float, float]:
+        if not by_memory:
+            return float("nan"), float("nan")
+        best = max(range(len(by_memory)), key=lambda a: values[by_memory[a]])
+        p_full = values[by_history[best]] if by_history else float("nan")
+        return values[by_memory[best]], p_full
+
+    return [[[resolve(*s) for s in steps] for steps in group] for group in plan]

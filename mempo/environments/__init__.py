@@ -1,0 +1,21 @@
+"""Where questions and facts come from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mempo.config import Environment
+from mempo.environments.world import World
+
+
+def make_world(settings: Environment, shorten: Callable[[str], str]) -> World:
+    """The environment that the settings name; `shorten` cuts a passage to its tokens."""
+    match settings.name:
+        case "atlas":
+            from mempo.environments.atlas import AtlasWorld
+
+            return AtlasWorld(settings)
+        case "dataset":
+            from mempo.environments.datasets import DatasetWorld
+
+            return DatasetWorld(settings, shorten)

@@ -1,0 +1,187 @@
+"""The embedded default world: invented entities whose facts are drawn anew for each question.
+
+Nothing can be learned by heart: a fact that is neither in the context nor in the memory is lost.
+A fact is `attribute entity value value`; a question with n objectives asks for n keys
+`attribute entity`, and the answer restates them: `a e v w; a e v w`. A search returns the
+right fact among distractors (the same entity, the same attribute, others).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+
+import numpy as np
+
+from mempo.config import Environment, Sft
+from mempo.draws import Key, generator
+from mempo.environments.experts import Script, ScriptedStep
+from mempo.environments.world import Split, ToolError
+from mempo.types import Question
+
+EMPTY_MEMORY = "nothing"
+_FINISHES = 25  # second words of a value, shared by all attributes
+
+
+def _words(count: int, ending: str) -> list[str]:
+    """`count` distinct invented words, the same ones at every call."""
+    consonants, vowels = "bdfgklmnprstvz", "aeiou"
+    syllables = [c + v for c, v in product(consonants, vowels)]
+    pairs = [a + b for a, b in product(syllables, syllables)]
+    order = generator("atlas", ending).permutation(len(pairs))
+    return [pairs[i] + ending for i in order[:count]]
+
+
+class AtlasWorld:
+    """A `World` with endless questions. Facts of a question follow from its id alone."""
+
+    def __init__(self, settings: Environment):
+        self.settings = settings
+        self.entities = _words(settings.entities, "n")
+        self.attributes = _words(settings.attributes, "s")
+        values = _words(settings.attributes * settings.values, "x")
+        self.values = {
+            a: values[i * settings.values : (i + 1) * settings.values]
+            for i, a in enumerate(self.attributes)
+        }
+        self.finishes = _words(_FINISHES, "t")
+        self._facts: dict[str, dict[tuple[str, str], str]] = {}
+        keys = settings.entities * settings.attributes
+        if settings.reply_facts > keys:
+            raise ValueError(
+                f"environment.reply_facts is {settings.reply_facts}, but the atlas has only "
+                f"{keys} facts (entities x attributes): lower it"
+            )
+
+    def words(self) -> list[str]:
+        """Every word of the world: the vocabulary of a policy trained from scratch on it."""
+        flat = [v for values in self.values.values() for v in values]
+        return [*self.entities, *self.attributes, *flat, *self.finishes]
+
+    def facts(self, question_id: str) -> dict[tuple[str, str], str]:
+        """(attribute, entity) -> value: all facts of this question's own world."""
+        if question_id not in self._facts:
+            if len(self._facts) > 4096:
+                self._facts.clear()
+            rng = generator("atlas-facts", question_id)
+            first = rng.integers(self.settings.values, size=(len(self.attributes), len(self.entities)))
+            second = rng.integers(_FINISHES, size=first.shape)
+            self._facts[question_id] = {
+                (a, e): f"{self.values[a][first[i, j]]} {self.finishes[second[i, j]]}"
+                for i, a in enumerate(self.attributes)
+                for j, e in enumerate(self.entities)
+            }
+        return self._facts[question_id]
+
+    def question(self, objectives: int, rng: np.random.Generator) -> Question:
+        """A fresh question with `objectives` different keys."""
+        keys = len(self.attributes) * len(self.entities)
+        if objectives > keys:
+            raise ValueError(
+                f"environment.objectives asks for {objectives} facts, but the atlas has {keys}: "
+                "lower it or raise environment.entities"
+            )
+        chosen = rng.choice(keys, size=objectives, replace=False)
+        parts = [
+            f"{self.attributes[k % len(self.attributes)]} {self.entities[k // len(self.attributes)]}"
+            for k in chosen.tolist()
+        ]
+        number = int(rng.integers(2**62))
+        question_id = f"atlas-{objectives}-{number:016x}"
+        facts = self.facts(question_id)
+        answers = [[f"{p} {facts[_key(p)]}"] for p in parts]
+        return Question(
+            question_id, "; ".join(parts), objectives, answers, tuple(parts), source="atlas"
+        )
+
+    def questions(
+        self, split: Split, count: int, *, objectives: int, key: tuple[Key, ...]
+    ) -> list[Question]:
+        rng = generator("atlas", split, objectives, *key)
+        return [self.question(objectives, rng) for _ in range(count)]
+
+    def reply(
+        self, questions: Sequence[Question], queries: Sequence[str]
+    ) -> list[str | ToolError]:
+        return [self._reply(q, query) for q, query in zip(questions, queries, strict=True)]
+
+    def _reply(self, question: Question, query: str) -> str | ToolError:
+        """The facts nearest to the query, shuffled; a function of (question, query)."""
+        facts = self.facts(question.id)
+        words = query.split()
+        attribute = next((w for w in words if w in self.values), None)
+        entity = next((w for w in words if w in set(self.entities)), None)
+        rng = generator("atlas-reply", question.id, query)
+        keys: list[tuple[str, str]] = []
+        if attribute and entity:
+            keys.append((attribute, entity))
+        near = [(attribute, e) for e in rng.permutation(self.entities).tolist()[:2] if attribute]
+        near += [(a, entity) for a in rng.permutation(self.attributes).tolist()[:2] if entity]
+        anything = [
+            (a, e)
+            for a, e in zip(
+                rng.choice(self.attributes, 4 * self.settings.reply_facts).tolist(),
+                rng.choice(self.entities, 4 * self.settings.reply_facts).tolist(),
+                strict=True,
+            )
+        ]
+        for k in [*near, *anything]:
+            if k not in keys and len(keys) < self.settings.reply_facts:
+                keys.append(k)
+        shuffled = [keys[i] for i in rng.permutation(len(keys))]
+        return " ; ".join(f"{a} {e} {facts[a, e]}" for a, e in shuffled)
+
+    def max_steps(self, question: Question) -> int:
+        return question.objectives + 2
+
+    def script(
+        self, question: Question, kind: str, settings: Sft, rng: np.random.Generator
+    ) -> Script:
+        """An expert's trajectory: one search per objective, then the answer.
+
+        The memory is of mixed quality: a sloppy step drops each old fact with chance `drop`,
+        misses the new one with `miss` or takes a wrong one from the reply with `wrong`. The
+        answer is always the right one: where a fact was lost the policy learns to guess, which
+        is what calibrates P(answer | memory).
+        """
+        parts, facts = question.parts, self.facts(question.id)
+        kept: dict[str, str] = {}
+        steps: list[ScriptedStep] = []
+        reply = ""
+        for i, part in enumerate([*parts, None]):
+            if i > 0:
+                kept = self._remember(kept, parts[i - 1], reply, facts, settings, rng)
+            memory = " ; ".join(kept.values()) or EMPTY_MEMORY
+            shown = memory if kind == "self_memory" else None
+            if part is None:
+                steps.append(ScriptedStep(shown, "done", "answer", question.gold))
+            else:
+                reply = self._reply(question, part)
+                assert isinstance(reply, str)
+                steps.append(ScriptedStep(shown, "next", "tool_call", part, reply))
+        agent = "self_memory" if kind == "self_memory" else "react"
+        return Script(question, agent, tuple(steps))
+
+    def _remember(
+        self,
+        kept: dict[str, str],
+        part: str,
+        reply: str,
+        facts: dict[tuple[str, str], str],
+        settings: Sft,
+        rng: np.random.Generator,
+    ) -> dict[str, str]:
+        new = f"{part} {facts[_key(part)]}"
+        if rng.random() < settings.sloppy:
+            kept = {k: v for k, v in kept.items() if rng.random() >= settings.drop}
+            luck = rng.random()
+            if luck < settings.miss:
+                return kept
+            if luck < settings.miss + settings.wrong:
+                new = str(rng.choice([f for f in reply.split(" ; ") if f != new]))
+        return {**kept, part: new}
+
+
+def _key(part: str) -> tuple[str, str]:
+    attribute, entity = part.split()
+    return attribute, entity

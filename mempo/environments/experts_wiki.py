@@ -1,0 +1,157 @@
+"""The scripted expert for questions over real passages, for the cold start of a language model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+
+from mempo.environments.experts import Script, ScriptedStep
+from mempo.environments.hops import Hop, Search, Shorten, plan
+from mempo.environments.phrases import find, note
+from mempo.types import Passage, Question
+
+EMPTY_MEMORY = "nothing yet"
+
+
+def script_for(
+    question: Question,
+    *,
+    search: Search,
+    passages: Mapping[str, Passage],
+    shorten: Shorten,
+    rng: np.random.Generator,
+    sloppy: float = 0.8,
+    drop: float = 0.7,
+    miss: float = 0.15,
+    wrong: float = 0.1,
+    agent: Literal["self_memory", "react"] = "self_memory",
+) -> Script | None:
+    """One trajectory of the expert, or None where it has no plan (see `plan`).
+
+    The objectives are worked on one after another, one search a hop. The memory is of mixed
+    quality: a step is sloppy with chance `sloppy`, and then drops each old fact with chance
+    `drop` and misses the new one with `miss` or notes another passage's with `wrong`.
+
+    The last step always gives the gold answers, also where the memory lost a fact: there the
+    policy learns to guess, which keeps P(answer | memory) low for a poor memory, and its thought
+    says so. Searching again instead would hide from the reward what a memory lost, and teaches
+    a small model to search for ever.
+    """
+    hops_by_objective = plan(question, search=search, passages=passages, shorten=shorten)
+    if hops_by_objective is None:
+        return None
+    kept: list[dict[int, str]] = [{} for _ in hops_by_objective]
+    steps: list[ScriptedStep] = []
+    last: tuple[int, int, Hop] | None = None
+    for k, hops in enumerate(hops_by_objective):
+        for i, hop in enumerate(hops):
+            if last is not None:
+                kept = _remember(kept, *last, rng, sloppy=sloppy, drop=drop, miss=miss, wrong=wrong)
+            memory = format_memory([list(facts.values()) for facts in kept])
+            shown = memory if agent == "self_memory" else None
+            think = f"[{k + 1}] Look up {hop.name or 'the question'}."
+            steps.append(ScriptedStep(shown, think, "tool_call", hop.query, _reply(hop.found)))
+            last = (k, i, hop)
+    assert last is not None  # a plan has at least one hop per objective
+    kept = _remember(kept, *last, rng, sloppy=sloppy, drop=drop, miss=miss, wrong=wrong)
+    memory = format_memory([list(facts.values()) for facts in kept])
+    lost = [] if agent == "react" else _lost(kept, hops_by_objective)
+    think = f"{' '.join(f'[{k + 1}]' for k in lost)} is lost, I guess." if lost else "I can answer."
+    shown = memory if agent == "self_memory" else None
+    steps.append(ScriptedStep(shown, think, "answer", question.gold))
+    return Script(question, agent, tuple(steps))
+
+
+def calibration_pairs(
+    question: Question,
+    *,
+    search: Search,
+    passages: Mapping[str, Passage],
+    shorten: Shorten,
+    rng: np.random.Generator,
+) -> list[tuple[str, str]]:
+    """(memory, gold answer) pairs that teach P(answer | memory); empty where there is no plan.
+
+    The memories are the right one, one with a fact lost, one with each fact lost by even chance,
+    and the empty one; equal ones are given once. The answer is always the gold one, so that its
+    probability says how much of it a memory holds.
+    """
+    hops_by_objective = plan(question, search=search, passages=passages, shorten=shorten)
+    if hops_by_objective is None:
+        return []
+    places = [(k, i) for k, hops in enumerate(hops_by_objective) for i in range(len(hops))]
+    lost_one = {places[int(rng.integers(len(places)))]}
+    lost_half = {place for place in places if rng.random() < 0.5}
+    memories = [
+        format_memory(
+            [
+                [hop.fact for i, hop in enumerate(hops) if (k, i) not in lost]
+                for k, hops in enumerate(hops_by_objective)
+            ]
+        )
+        for lost in (set[tuple[int, int]](), lost_one, lost_half, set(places))
+    ]
+    return [(memory, question.gold) for memory in dict.fromkeys(memories)]
+
+
+def format_memory(facts: Sequence[Sequence[str]]) -> str:
+    """`[1] fact | fact [2] fact`: facts by objective; `EMPTY_MEMORY` where there are none."""
+    blocks = [f"[{k + 1}] {' | '.join(known)}" for k, known in enumerate(facts) if known]
+    return " ".join(blocks) or EMPTY_MEMORY
+
+
+def _remember(
+    kept: Sequence[Mapping[int, str]],
+    objective: int,
+    index: int,
+    hop: Hop,
+    rng: np.random.Generator,
+    *,
+    sloppy: float,
+    drop: float,
+    miss: float,
+    wrong: float,
+) -> list[dict[int, str]]:
+    """The memory after a reply: old facts by objective and hop, and what is noted of the new."""
+    old = [dict(facts) for facts in kept]
+    fact = hop.fact
+    if rng.random() < sloppy:
+        old = [{i: f for i, f in facts.items() if rng.random() >= drop} for facts in old]
+        luck = rng.random()
+        others = [p for p in hop.found if p.id != hop.passage.id]
+        if luck < miss:
+            return old
+        if luck < miss + wrong and others:
+            other = others[int(rng.integers(len(others)))]
+            fact = note(other.title, other.text)
+    old[objective][index] = fact
+    return old
+
+
+def _lost(kept: Sequence[Mapping[int, str]], plans: Sequence[Sequence[Hop]]) -> list[int]:
+    """Objectives whose answer is neither in the memory nor in the last reply."""
+    return [
+        k
+        for k, (facts, hops) in enumerate(zip(kept, plans, strict=True))
+        if not _holds(facts, hops, seen=plans[-1][-1])
+    ]
+
+
+def _holds(facts: Mapping[int, str], hops: Sequence[Hop], *, seen: Hop) -> bool:
+    """Whether the facts, with the fact of the hop `seen`, answer the objective of `hops`."""
+    answers = [hop.answer for hop in hops if hop.answer]
+    if answers:
+        visible = [*facts.values(), *(hop.fact for hop in hops if hop is seen)]
+        return any(find(fact, answer) for fact in visible for answer in answers)
+    # A comparison needs every fact.
+    return all(hop is seen or facts.get(i) == hop.fact for i, hop in enumerate(hops))
+
+
+def _reply(found: Sequence[Passage]) -> str:
+    """Search results as the world shows them."""
+    return "\n".join(
+        f"[{i}] {p.title}: {p.text}" if p.title else f"[{i}] {p.text}"
+        for i, p in enumerate(found, start=1)
+    )

@@ -1,0 +1,293 @@
+"""Search: BM25 over a corpus of our own, and clients of the field's two search servers.
+
+A retriever answers many queries at once, and a query that cannot be served gets a `ToolError` in
+its place: one bad call never costs its neighbours theirs.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import bm25s
+import httpx
+import Stemmer
+
+from mempo.config import Environment
+from mempo.environments.world import ToolError
+from mempo.types import Passage
+
+SearchResult = list[Passage] | ToolError
+R = TypeVar("R")
+
+_TIMEOUT = httpx.Timeout(60.0, connect=5.0)  # seconds; a cold index answers its first query late
+_BUSY = frozenset({429, 502, 503, 504})
+_WORDS = r"(?u)\b\w+\b"  # single characters too: "Malcolm X", "Apollo 8"
+
+
+class Retriever(Protocol):
+    """Finds passages for queries."""
+
+    def search(self, queries: Sequence[str], k: int) -> list[SearchResult]:
+        """At most `k` passages per query, best first, or the error of that query."""
+        ...
+
+    def check(self) -> None:
+        """Raise a ValueError that names the setting to change if searching cannot work."""
+        ...
+
+
+def parse_contents(contents: str) -> tuple[str, str]:
+    r"""(title, text) of the Search-R1 layout `"Title"\ntext`.
+
+    The quotes around the title may be missing; contents of a single line have no title.
+    """
+    first, newline, rest = contents.strip().partition("\n")
+    if not newline:
+        return "", first
+    title = first.strip()
+    if len(title) > 1 and title[0] == title[-1] == '"':
+        title = title[1:-1].strip()
+    return title, rest.strip()
+
+
+def read_corpus(path: Path) -> list[Passage]:
+    """All passages of a .jsonl file in the Search-R1 layout {"id", "contents"}.
+
+    Raises:
+        ValueError: file missing, unreadable or empty, or a line of another layout, or an id that
+            occurs twice.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: cannot be read as a corpus ({error})") from error
+    passages: dict[str, Passage] = {}
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            passage = _passage(row)
+            identity = str(row["id"])
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f'{path}, line {number}: not {{"id": ..., "contents": "\\"Title\\"\\ntext"}}; '
+                "write the corpus in the Search-R1 layout"
+            ) from error
+        if identity in passages:
+            raise ValueError(f"{path}, line {number}: id {identity!r} occurs twice; make it unique")
+        passages[identity] = passage
+    if not passages:
+        raise ValueError(f"{path}: the corpus is empty; give a file with passages")
+    return list(passages.values())
+
+
+def open_retriever(settings: Environment, passages: Sequence[Passage]) -> Retriever:
+    """The retriever that `environment.retriever` names; `passages` are what bm25 indexes."""
+    match settings.retriever:
+        case "bm25":
+            return Bm25Retriever(passages)
+        case "search_r1":
+            return SearchR1Client(settings.retriever_url)
+        case "recall":
+            return RecallClient(settings.retriever_url)
+
+
+class Bm25Retriever:
+    """BM25 over passages in memory: English stems, no stop words, titles counted twice.
+
+    Accents are folded on both sides, so "Rontgen" finds "Röntgen". Passages that share no word
+    with the query are not returned. Source: Robertson & Zaragoza (2009), as implemented by bm25s.
+    """
+
+    def __init__(self, passages: Sequence[Passage]) -> None:
+        self._passages = list(passages)
+        self._stem = Stemmer.Stemmer("english")
+        self._index = bm25s.BM25()
+        texts = [f"{p.title} {p.title} {p.text}" for p in self._passages]
+        self._index.index(self._words(texts), show_progress=False)
+
+    def search(self, queries: Sequence[str], k: int) -> list[SearchResult]:
+        """At most `k` passages per query, best first; empty where nothing matches."""
+        if not queries:
+            return []
+        found, scores = self._index.retrieve(
+            self._words(queries),
+            k=min(k, len(self._passages)),
+            show_progress=False,
+            backend_selection="numpy",  # never jax: the same choice on every machine
+        )
+        return [
+            [self._passages[i] for i, score in zip(row, row_scores, strict=True) if score > 0]
+            for row, row_scores in zip(found, scores, strict=True)
+        ]
+
+    def check(self) -> None:
+        """Nothing can be wrong any more: the index is in memory."""
+
+    def _words(self, texts: Sequence[str]) -> list[list[str]]:
+        tokens = bm25s.tokenize(
+            [_fold(text) for text in texts],
+            stopwords="english",
+            stemmer=self._stem,
+            token_pattern=_WORDS,
+            return_ids=False,
+            show_progress=False,
+        )
+        assert isinstance(tokens, list)
+        return tokens
+
+
+class SearchR1Client:
+    """Client of the Search-R1 server (MEM1 uses it too): POST /retrieve, many queries a call."""
+
+    def __init__(self, url: str, *, batch_size: int = 64, retries: int = 4, wait_s: float = 0.5):
+        """`url`: http://host:port, with or without /retrieve; waits double from `wait_s`."""
+        self._server = _Server(url, "/retrieve", retries=retries, wait_s=wait_s)
+        self._batch_size = batch_size
+
+    def search(self, queries: Sequence[str], k: int) -> list[SearchResult]:
+        """At most `k` passages per query, best first, or the error of that query."""
+        results: list[SearchResult] = []
+        for start in range(0, len(queries), self._batch_size):
+            results += self._batch(queries[start : start + self._batch_size], k)
+        return results
+
+    def check(self) -> None:
+        """Raise a ValueError naming environment.retriever_url if the server does not answer."""
+        _check(self.search)
+
+    def _batch(self, queries: Sequence[str], k: int) -> list[SearchResult]:
+        # return_scores: false crashes the common server.
+        request = {"queries": list(queries), "topk": k, "return_scores": True}
+
+        def parse(reply: Any) -> list[SearchResult]:
+            found = reply["result"]
+            if len(found) != len(queries):
+                raise ValueError(f"{len(found)} results for {len(queries)} queries")
+            return [[_passage(item) for item in items][:k] for items in found]
+
+        try:
+            return self._server.post(request, parse)
+        except _Refused as error:
+            if len(queries) == 1:
+                return [error]
+            # The server fails a batch as a whole: halve it until the bad query stands alone.
+            middle = len(queries) // 2
+            return self._batch(queries[:middle], k) + self._batch(queries[middle:], k)
+        except ToolError as error:
+            return [error] * len(queries)
+
+
+class RecallClient:
+    """Client of the ReCall family's server: POST /search, one query a call."""
+
+    def __init__(self, url: str, *, threads: int = 8, retries: int = 4, wait_s: float = 0.5):
+        """`url`: http://host:port, with or without /search; `threads` calls at the same time."""
+        self._server = _Server(url, "/search", retries=retries, wait_s=wait_s)
+        self._threads = threads
+
+    def search(self, queries: Sequence[str], k: int) -> list[SearchResult]:
+        """At most `k` passages per query, best first, or the error of that query."""
+        with ThreadPoolExecutor(self._threads) as pool:
+            return list(pool.map(lambda query: self._one(query, k), queries))
+
+    def check(self) -> None:
+        """Raise a ValueError naming environment.retriever_url if the server does not answer."""
+        _check(self.search)
+
+    def _one(self, query: str, k: int) -> SearchResult:
+        request = {"query": query, "top_n": k, "return_score": False}
+        try:
+            return self._server.post(request, lambda reply: [_passage(i) for i in reply][:k])
+        except ToolError as error:
+            return error
+
+
+class _Refused(ToolError):
+    """The server answered, but not with passages; another query may fare better."""
+
+
+class _Server:
+    """One endpoint, with time-outs and a bounded number of attempts."""
+
+    def __init__(self, url: str, endpoint: str, *, retries: int, wait_s: float) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise ValueError(
+                f"environment.retriever_url: {url!r} is no address; write http://host:port"
+            )
+        url = url.rstrip("/")
+        self._url = url if url.endswith(endpoint) else url + endpoint
+        self._retries = retries
+        self._wait_s = wait_s
+        self._client = httpx.Client(timeout=_TIMEOUT)
+
+    def post(self, request: Mapping[str, Any], parse: Callable[[Any], R]) -> R:
+        """The parsed reply.
+
+        Raises:
+            _Refused: an HTTP error, or a reply of another shape.
+            ToolError: no connection, or a busy server, after all retries.
+        """
+        trouble = ""
+        for attempt in range(self._retries + 1):
+            if attempt:
+                time.sleep(self._wait_s * 2 ** (attempt - 1))
+            try:
+                response = self._client.post(self._url, json=dict(request))
+            except httpx.TransportError as error:
+                trouble = f"{type(error).__name__}: {error}"
+                if isinstance(error, httpx.ReadTimeout):
+                    break  # it is there and too slow: asking again would only add to its load
+                continue
+            if response.status_code in _BUSY:
+                trouble = f"HTTP {response.status_code}"
+                continue
+            return self._parsed(response, parse)
+        raise ToolError(
+            f"environment.retriever_url: {self._url} cannot be reached ({trouble}); start the "
+            "search server or correct the address"
+        )
+
+    def _parsed(self, response: httpx.Response, parse: Callable[[Any], R]) -> R:
+        if not response.is_success:
+            reason = f"HTTP {response.status_code}"
+        else:
+            try:
+                return parse(response.json())
+            except (ValueError, LookupError, TypeError, AttributeError) as error:
+                reason = f"{type(error).__name__}: {error}"
+        raise _Refused(
+            f"environment.retriever_url: {self._url} sent no passages ({reason}); check that "
+            "environment.retriever names this server's protocol"
+        )
+
+
+def _check(search: Callable[[Sequence[str], int], list[SearchResult]]) -> None:
+    [result] = search(["Who wrote Hamlet?"], 1)
+    if isinstance(result, ToolError):
+        raise ValueError(str(result)) from result
+
+
+def _passage(item: Mapping[str, Any]) -> Passage:
+    """A passage from a search result or a corpus line; `id` and `score` may be missing."""
+    document = item.get("document", item)
+    contents = document["contents"]
+    title, text = parse_contents(contents)
+    identity = document.get("id")
+    if identity is None:  # web results have none: the same text always gets the same name
+        identity = blake2b(contents.encode(), digest_size=8).hexdigest()
+    return Passage(id=str(identity), title=title, text=text)
+
+
+def _fold(text: str) -> str:
+    """The text without accents."""
+    decomposed = unicodedata.normalize("NFKD", text)
+    return "".join(char for char in decomposed if not unicodedata.combining(char))

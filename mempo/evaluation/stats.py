@@ -1,0 +1,247 @@
+"""Means, paired differences and their intervals, from one row per evaluated task.
+
+`evaluations` is everywhere the same table: `method, seed, mode, objectives, question_id, f1, em,
+format, p_answer, tt, pt, steps`, `seed` being the training run and `mode` 'greedy' or 'sampled'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike, NDArray
+
+from mempo.draws import Key, generator
+
+METRICS = ("f1", "em", "format", "p_answer", "tt", "pt", "steps")
+KEYS = ("method", "seed", "mode", "objectives", "question_id")
+KNOWN_METHODS = ("SFT", "ReAct", "GRPO", "MemPO")
+
+# Resamples are drawn in blocks of about this many weights, so memory does not grow with the data.
+_BLOCK = 2_000_000
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean with a bootstrap interval; `low` and `high` are NaN below two values."""
+
+    mean: float
+    low: float
+    high: float
+    n: int
+
+
+@dataclass(frozen=True)
+class PairedDifference:
+    """Mean of `a - b` over pairs, seed by seed and over all; NaN where there is no pair."""
+
+    per_seed: dict[int, float]
+    mean: float  # mean of `per_seed`: every seed weighs the same
+    low: float
+    high: float
+    pairs: int
+
+
+def ordered(methods: Iterable[str]) -> list[str]:
+    """Distinct method names: the known ones in their fixed order, then the others by name."""
+    names = set(methods)
+    return [m for m in KNOWN_METHODS if m in names] + sorted(names - set(KNOWN_METHODS))
+
+
+def require_columns(table: pd.DataFrame, columns: Sequence[str], *, name: str) -> None:
+    """Raise ValueError naming what `table` lacks of `columns`."""
+    missing = [column for column in columns if column not in table.columns]
+    if missing:
+        raise ValueError(f"{name} lacks the columns {missing}; it needs {list(columns)}")
+
+
+def checked(evaluations: pd.DataFrame) -> pd.DataFrame:
+    """`evaluations` with metrics as floats (None becomes NaN); ValueError on missing columns."""
+    require_columns(evaluations, (*KEYS, *METRICS), name="evaluations")
+    return evaluations.astype(dict.fromkeys(METRICS, float))
+
+
+def bootstrap_interval(
+    values: ArrayLike, *, level: float = 0.95, resamples: int = 2000, key: tuple[Key, ...]
+) -> Interval:
+    """Mean of `values` [Q] with its percentile bootstrap interval over questions.
+
+    NaN is dropped. The draws depend on `key` alone. Raises ValueError for a level outside (0, 1).
+    Source: Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapter 13.
+    """
+    numbers = np.asarray(values, dtype=float).ravel()
+    return crossed_interval(numbers[None, :], level=level, resamples=resamples, key=key)
+
+
+def crossed_interval(
+    values_S_Q: ArrayLike, *, level: float = 0.95, resamples: int = 2000, key: tuple[Key, ...]
+) -> Interval:
+    """Mean over seeds (rows) of means over questions (columns), NaN where a cell is missing.
+
+    Seeds are evaluated on the same questions, so a resample draws seeds and questions
+    independently and takes the drawn questions in every drawn seed: noise that a question
+    brings to all seeds at once is not averaged away. With one seed this is the ordinary
+    bootstrap over questions. Source: Owen, The pigeonhole bootstrap, Annals of Applied
+    Statistics 1(2), 2007.
+    """
+    if not 0.0 < level < 1.0:
+        raise ValueError(f"level must lie between 0 and 1, got {level}")
+    if resamples < 1:
+        raise ValueError(f"resamples must be at least 1, got {resamples}")
+    table = np.asarray(values_S_Q, dtype=float)
+    known = np.isfinite(table)
+    table, known = table[known.any(axis=1)], known[known.any(axis=1)]
+    table, known = table[:, known.any(axis=0)], known[:, known.any(axis=0)]
+    n = int(known.sum())
+    if n == 0:
+        return Interval(np.nan, np.nan, np.nan, 0)
+    filled = np.where(known, table, 0.0)
+    mean = float((filled.sum(axis=1) / known.sum(axis=1)).mean())
+    if n == 1:
+        return Interval(mean, np.nan, np.nan, 1)
+
+    seeds, questions = table.shape
+    rng = generator("bootstrap", *key)
+    means: list[NDArray[np.float64]] = []
+    block = max(1, _BLOCK // questions)
+    for start in range(0, resamples, block):
+        count = min(block, resamples - start)
+        drawn_seeds = _drawn(rng, count, seeds)
+        drawn_questions = _drawn(rng, count, questions)
+        answered = drawn_questions @ known.T  # [count, seeds]
+        weight = drawn_seeds * (answered > 0)
+        seed_means = drawn_questions @ filled.T / np.maximum(answered, 1)
+        total = weight.sum(axis=1)
+        drawn = total > 0  # empty only where seeds share few questions
+        means.append((weight * seed_means).sum(axis=1)[drawn] / total[drawn])
+    low, high = np.quantile(np.concatenate(means), [(1 - level) / 2, (1 + level) / 2])
+    return Interval(mean, float(low), float(high), n)
+
+
+def _drawn(rng: np.random.Generator, count: int, n: int) -> NDArray[np.float64]:
+    """How often each of `n` items is drawn in `count` draws of `n` with replacement."""
+    index = rng.integers(n, size=(count, n)) + n * np.arange(count)[:, None]
+    return np.bincount(index.ravel(), minlength=count * n).reshape(count, n).astype(float)
+
+
+def seed_question_table(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """`metric` as seeds x questions, (objectives, question_id) being a question."""
+    tasks = frame.groupby(["seed", "objectives", "question_id"])[metric].mean()
+    return tasks.unstack(["objectives", "question_id"])  # pyright: ignore[reportReturnType]
+
+
+def mean_interval(
+    frame: pd.DataFrame,
+    metric: str,
+    *,
+    level: float = 0.95,
+    resamples: int = 2000,
+    key: tuple[Key, ...],
+) -> Interval:
+    """Mean of `metric` over seeds and questions of one method's rows, with its interval."""
+    table = seed_question_table(frame, metric).to_numpy(dtype=float)
+    return crossed_interval(table, level=level, resamples=resamples, key=key)
+
+
+def paired_difference(
+    a: pd.DataFrame,
+    b: pd.DataFrame,
+    *,
+    metric: str = "f1",
+    level: float = 0.95,
+    resamples: int = 2000,
+    key: tuple[Key, ...] = (),
+) -> PairedDifference:
+    """Mean of a's minus b's `metric` over tasks both were given, paired by training seed.
+
+    `a` and `b` are rows of `evaluations` of one method each; a pair has the same (seed,
+    objectives, question_id), and the same mode where both tables say it. Rows of the same task
+    are averaged first; a task without a finite value on both sides is left out. The interval is
+    `crossed_interval` of the differences: seeds are the outer level, with one seed it is over
+    questions only. Raises ValueError on missing columns.
+    """
+    on = ["seed", "objectives", "question_id"]
+    for name, frame in (("a", a), ("b", b)):
+        require_columns(frame, (*on, metric), name=name)
+    if "mode" in a.columns and "mode" in b.columns:
+        on.append("mode")
+    left, right = (
+        frame.astype({metric: float}).groupby(on, as_index=False)[metric].mean() for frame in (a, b)
+    )
+    pairs = left.merge(right, on=on, suffixes=("_a", "_b"))
+    pairs["difference"] = pairs[f"{metric}_a"] - pairs[f"{metric}_b"]
+    pairs = pairs[np.isfinite(pairs["difference"])]
+    if pairs.empty:
+        return PairedDifference({}, np.nan, np.nan, np.nan, 0)
+    if "mode" in on and pairs["mode"].nunique() > 1:
+        # The same question asked in two modes is two columns of the table.
+        pairs["question_id"] = pairs["question_id"].astype(str) + " " + pairs["mode"].astype(str)
+    found = mean_interval(
+        pairs, "difference", level=level, resamples=resamples, key=("paired", metric, *key)
+    )
+    means = pairs.groupby("seed")["difference"].mean()
+    per_seed = {int(seed): float(value) for seed, value in zip(means.index, means, strict=True)}
+    return PairedDifference(per_seed, found.mean, found.low, found.high, found.n)
+
+
+def buckets(values: ArrayLike, outcomes: ArrayLike, edges: Sequence[float]) -> pd.DataFrame:
+    """How `values` [Q] spread over buckets, and the mean of `outcomes` [Q] in each.
+
+    Bucket i is [edges[i], edges[i+1]), the last one closed on both sides. Rows whose value is
+    NaN are dropped; a NaN outcome is left out of the mean only. Returns `low, high, n, share,
+    mean`, a row a bucket; shares sum to 1, and an empty bucket's mean is NaN. Raises ValueError
+    for edges that do not increase and for values outside of them.
+    """
+    bounds = np.asarray(edges, dtype=float)
+    if bounds.size < 2 or not (np.diff(bounds) > 0).all():
+        raise ValueError(f"edges must be at least two increasing numbers, got {list(edges)}")
+    numbers = np.asarray(values, dtype=float)
+    results = np.asarray(outcomes, dtype=float)
+    if numbers.shape != results.shape:
+        raise ValueError(f"{numbers.size} values but {results.size} outcomes")
+    results, numbers = results[~np.isnan(numbers)], numbers[~np.isnan(numbers)]
+    if numbers.size and (numbers.min() < bounds[0] or numbers.max() > bounds[-1]):
+        raise ValueError(
+            f"values from {numbers.min():g} to {numbers.max():g} lie outside the edges "
+            f"{bounds[0]:g} to {bounds[-1]:g}"
+        )
+    bucket = np.minimum(np.searchsorted(bounds, numbers, side="right") - 1, bounds.size - 2)
+    rows: list[dict[str, float]] = []
+    for i in range(bounds.size - 1):
+        inside = results[bucket == i]
+        scored = inside[~np.isnan(inside)]
+        rows.append(
+            {
+                "low": bounds[i],
+                "high": bounds[i + 1],
+                "n": inside.size,
+                "share": inside.size / numbers.size if numbers.size else np.nan,
+                "mean": scored.mean() if scored.size else np.nan,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def summary_table(evaluations: pd.DataFrame) -> pd.DataFrame:
+    """One row per method, objectives and mode.
+
+    Columns: each of `METRICS` (mean over seeds of the mean over questions; NaN where nobody
+    measured it) followed by its `_std` (sample standard deviation over seeds, NaN with one seed),
+    then `seeds` and `n`, the number of tasks. An empty table gives an empty table.
+    """
+    by = ["method", "objectives", "mode"]
+    columns = [name for metric in METRICS for name in (metric, f"{metric}_std")]
+    if evaluations.empty:
+        return pd.DataFrame(columns=[*by, *columns, "seeds", "n"])
+    table = checked(evaluations)
+    seeds = table.groupby([*by, "seed"])[list(METRICS)].mean().groupby(level=by)
+    summary = pd.concat([seeds.mean(), seeds.std(ddof=1).add_suffix("_std")], axis=1)[columns]
+    summary["seeds"] = seeds.size()
+    summary["n"] = table.groupby(by).size()
+    summary = summary.reset_index()
+    rank = {method: i for i, method in enumerate(ordered(summary["method"]))}
+    return summary.sort_values(
+        by, key=lambda c: c.map(rank) if c.name == "method" else c, ignore_index=True
+    )

@@ -1,0 +1,120 @@
+"""One iteration of the learner: what the trajectories are worth becomes an update."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mempo.config import Audit, Experiment
+from mempo.credit.advantage import token_advantages
+from mempo.draws import generator
+from mempo.learners.loss import token_weights
+from mempo.learners.packing import Row, sampled_row
+from mempo.learners.torch_learner import TorchLearner, TrainRow
+from mempo.policies.distribution import Sampling
+from mempo.types import Trajectory
+
+
+class AuditError(RuntimeError):
+    """The learner's log-probs of the sampled tokens are not those of the sampler."""
+
+
+def train_on(
+    learner: TorchLearner,
+    trajectories: Sequence[Trajectory],
+    adv_traj: Sequence[float],
+    adv_mem: Sequence[float],
+    experiment: Experiment,
+    iteration: int,
+) -> dict[str, float]:
+    """Audit, then `epochs` x `minibatches` optimiser steps. adv_*: a value a step, in order.
+
+    Returns the iteration's metrics. Minibatches are split by trajectory, in an order drawn from
+    (seed, iteration, epoch).
+    """
+    sampling = Sampling(
+        experiment.rollout.temperature, experiment.rollout.top_p, experiment.rollout.top_k
+    )
+    steps = [(n, s) for n, t in enumerate(trajectories) for s in t.steps]
+    rows = [sampled_row(s.prompt_ids, s.output_ids, len(s.logprobs)) for _, s in steps]
+    old = learner.logprobs(rows, sampling)
+    audited = audit(
+        old,
+        [s.logprobs for _, s in steps],
+        [f"{trajectories[n].question.id} rollout {trajectories[n].rollout}" for n, _ in steps],
+        experiment.audit,
+        exact=experiment.policy.dtype == "float32",
+    )
+    reference = (
+        learner.logprobs(rows, sampling, reference=True) if experiment.loss.kl > 0 else None
+    )
+    advantages = [
+        token_advantages(row.targets, s.mem_spans, at, am, experiment.memory.weight)
+        for row, (_, s), at, am in zip(rows, steps, adv_traj, adv_mem, strict=True)
+    ]
+    results = []
+    for epoch in range(experiment.learner.epochs):
+        order = generator(experiment.seed, "minibatch", iteration, epoch).permutation(
+            len(trajectories)
+        )
+        for part in np.array_split(order, experiment.learner.minibatches):
+            members = set(part.tolist())
+            chosen = [i for i, (n, _) in enumerate(steps) if n in members]
+            weights = token_weights(
+                [rows[i].targets for i in chosen],
+                [steps[i][0] for i in chosen],
+                aggregation=experiment.loss.aggregation,
+                constant=experiment.loss.constant,
+            )
+            batch = [
+                TrainRow(
+                    rows[i], advantages[i], old[i], float(w), reference[i] if reference else None
+                )
+                for i, w in zip(chosen, weights, strict=True)
+            ]
+            results.append(learner.update(batch, experiment.loss, sampling))
+    return {**audited, **_summary(results), "loss/empty_steps": float(_empty(rows))}
+
+
+def audit(
+    learner_S: Sequence[np.ndarray],
+    sampler_S: Sequence[Sequence[float]],
+    names_S: Sequence[str],
+    settings: Audit,
+    *,
+    exact: bool,
+) -> dict[str, float]:
+    """Compare log-probs of sampler and learner, step by step; AuditError beyond the bound.
+
+    exact (float32): the bound is on the largest difference; else (bfloat16) on the mean.
+    """
+    differences = [
+        np.abs(a - np.asarray(b, dtype=np.float64)) for a, b in zip(learner_S, sampler_S, strict=True)
+    ]
+    worst = max(range(len(differences)), key=lambda i: differences[i].max(initial=0.0), default=0)
+    together = np.concatenate(differences) if differences else np.zeros(0)
+    mean = float(together.mean()) if together.size else 0.0
+    largest = float(together.max(initial=0.0))
+    value, bound = (largest, settings.max_diff) if exact else (mean, settings.mean_diff)
+    if not value <= bound:
+        name = "audit.max_diff" if exact else "audit.mean_diff"
+        raise AuditError(
+            f"the learner's log-probs differ from the sampler's by {value:.2e} (bound {name} = "
+            f"{bound:g}); worst in {names_S[worst]} at output token "
+            f"{int(differences[worst].argmax())}"
+        )
+    return {"audit/logprob_diff_mean": mean, "audit/logprob_diff_max": largest}
+
+
+def _summary(results: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Means over the optimiser steps that were taken; the number skipped."""
+    taken = [r for r in results if not r["skipped"]]
+    names = ("policy", "kl", "clip_frac", "entropy", "grad_norm")
+    metrics = {f"loss/{n}": float(np.mean([r[n] for r in taken])) for n in names if taken}
+    metrics["loss/skipped_updates"] = float(len(results) - len(taken))
+    return metrics
+
+
+def _empty(rows: Sequence[Row]) -> int:
+    return sum(row.targets == 0 for row in rows)

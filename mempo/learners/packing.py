@@ -1,0 +1,84 @@
+"""Sequences to tensors and back: the one place that knows the layout of a training batch.
+
+Rows are sorted by length, cut into micro-batches of a bounded number of tokens and padded on
+the right. Under a causal mask no token sees padding to its right, so no attention mask is
+needed and padding is decided by length alone, whatever id it carries. Logits are computed at the
+positions that are asked for and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Row:
+    """One sequence; position i of `ids` is a target where `mask[i]` (never i = 0)."""
+
+    ids: list[int]  # [T]
+    mask: list[bool]  # [T]
+
+    @property
+    def targets(self) -> int:
+        return sum(self.mask)
+
+
+def sampled_row(prompt_ids: Sequence[int], output_ids: Sequence[int], sampled: int) -> Row:
+    """A step as a row: prompt masked out, the first `sampled` output tokens are targets.
+
+    What the harness appended after them has no log-prob and is never a target.
+    """
+    ids = [*prompt_ids, *output_ids]
+    n = len(prompt_ids)
+    return Row(ids, [n <= i < n + sampled for i in range(len(ids))])
+
+
+def micro_batches(rows: Sequence[Row], micro_tokens: int) -> Iterator[list[int]]:
+    """Indices of rows, longest first, in batches of at most `micro_tokens` padded tokens.
+
+    A row longer than the budget is a batch of its own. Rows without a target are left out.
+    """
+    order = sorted(
+        (i for i, row in enumerate(rows) if row.targets), key=lambda i: -len(rows[i].ids)
+    )
+    batch: list[int] = []
+    for i in order:
+        if batch and len(rows[batch[0]].ids) * (len(batch) + 1) > micro_tokens:
+            yield batch
+            batch = []
+        batch.append(i)
+    if batch:
+        yield batch
+
+
+def target_logits(model: Any, rows: Sequence[Row], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits that predict each target of `rows`, and the targets themselves.
+
+    Returns ([N, V] in float32, [N] ids), N = all targets of all rows, row after row. Logit n is
+    the model's output one position before target n.
+    """
+    device = next(model.parameters()).device
+    width = max(len(row.ids) for row in rows)
+    ids = torch.full((len(rows), width), pad_id)
+    mask = torch.zeros((len(rows), width), dtype=torch.bool)
+    for i, row in enumerate(rows):
+        ids[i, : len(row.ids)] = torch.tensor(row.ids)
+        mask[i, : len(row.ids)] = torch.tensor(row.mask)
+    ids, mask = ids.to(device), mask.to(device)
+    hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state  # [B, T, D]
+    logits = model.get_output_embeddings()(hidden[:, :-1][mask[:, 1:]])
+    return logits.float(), ids[:, 1:][mask[:, 1:]]
+
+
+def check_supported(model: Any) -> None:
+    """Refuse models whose logits are more than the output embedding of the last hidden state."""
+    for name in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
+        if getattr(model.config, name, None) not in (None, 1, 1.0):
+            raise ValueError(
+                f"policy.model: {type(model).__name__} rescales its logits ({name}), which the "
+                "learner does not reproduce; use a model without it"
+            )

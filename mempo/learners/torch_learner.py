@@ -1,0 +1,135 @@
+"""The default learner: one process, any transformers causal LM.
+
+It is blind to algorithms: rows, advantages and weights come in, an update and metrics come out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mempo.config import Learner, Loss
+from mempo.learners.loss import entropy, kl_penalty, ppo_clip
+from mempo.learners.optimizer import MasterAdamW
+from mempo.learners.packing import Row, micro_batches, target_logits
+from mempo.policies.codec import Codec
+from mempo.policies.distribution import Sampling, logprobs_of
+
+
+@dataclass(frozen=True)
+class TrainRow:
+    """A row with what its target tokens are worth."""
+
+    row: Row
+    advantages: np.ndarray  # [targets]
+    old_logprobs: np.ndarray  # [targets], the learner's, before the update
+    weight: float  # of each target token, fixed on the whole minibatch
+    ref_logprobs: np.ndarray | None = None  # [targets], of the reference policy
+
+
+class TorchLearner:
+    """Scores and updates one model."""
+
+    def __init__(self, model: Any, codec: Codec, settings: Learner, *, reference: bool = False):
+        self.model = model.eval()  # no dropout: the ratio of the first update is 1
+        self.codec = codec
+        self.settings = settings
+        self.reference = deepcopy(model).requires_grad_(False) if reference else None
+        self.tokens = 0  # tokens that went through the model, padding excluded
+
+    @cached_property
+    def optimizer(self) -> MasterAdamW:
+        """Made at the first update: a learner that only scores holds no optimiser state."""
+        return MasterAdamW(self.model, self.settings)
+
+    @torch.no_grad()
+    def logprobs(
+        self, rows: Sequence[Row], sampling: Sampling | None = None, *, reference: bool = False
+    ) -> list[np.ndarray]:
+        """[targets] log-probs of each row's targets; temperature 1, whole vocabulary by default."""
+        model = self.reference if reference else self.model
+        if model is None:
+            raise ValueError("this learner was made without a reference policy (loss.kl is 0)")
+        results = [np.zeros(0, dtype=np.float32) for _ in rows]
+        for batch in micro_batches(rows, self.settings.micro_tokens):
+            chosen = [rows[i] for i in batch]
+            logits, targets = target_logits(model, chosen, self.codec.pad_id)
+            values = logprobs_of(logits, targets, sampling)
+            parts = np.split(values.numpy(), np.cumsum([r.targets for r in chosen])[:-1])
+            for i, part in zip(batch, parts, strict=True):
+                results[i] = part
+            self.tokens += sum(len(r.ids) for r in chosen)
+        return results
+
+    def update(
+        self, rows: Sequence[TrainRow], loss: Loss, sampling: Sampling | None = None
+    ) -> dict[str, float]:
+        """One optimiser step on a minibatch; the sums over it. Nothing to train: no step.
+
+        Without any non-zero advantage and without KL the gradient is exactly zero, and the step
+        is skipped, so that weight decay and momentum do not move the policy on no evidence.
+        """
+        useful = [r for r in rows if r.row.targets]
+        signal = any(np.any(r.advantages) for r in useful) or (loss.kl > 0 and useful)
+        if not signal:
+            return {"skipped": 1.0}
+        sums = dict.fromkeys(("policy", "kl", "clip_frac", "entropy"), 0.0)
+        for batch in micro_batches([r.row for r in useful], self.settings.micro_tokens):
+            chosen = [useful[i] for i in batch]
+            logits, targets = target_logits(
+                self.model, [r.row for r in chosen], self.codec.pad_id
+            )
+            device = logits.device
+            logp = logprobs_of(logits, targets, sampling)
+
+            def joined(parts: list[np.ndarray], to: torch.device = device) -> torch.Tensor:
+                return torch.from_numpy(np.concatenate(parts).astype(np.float32)).to(to)
+
+            weights = joined([np.full(r.row.targets, r.weight) for r in chosen])
+            objective, metrics = ppo_clip(
+                logp,
+                joined([r.old_logprobs for r in chosen]),
+                joined([r.advantages for r in chosen]),
+                weights,
+                clip=loss.clip,
+            )
+            sums["policy"] += float(objective.detach())
+            if loss.kl > 0:
+                ref = joined([r.ref_logprobs for r in chosen if r.ref_logprobs is not None])
+                kl = kl_penalty(logp, ref, weights, estimator=loss.kl_estimator)
+                sums["kl"] += float(kl.detach())
+                objective = objective + loss.kl * kl
+            objective.backward()
+            sums["clip_frac"] += float(metrics["clip_frac"])
+            sums["entropy"] += float(entropy(logits.detach()).sum())
+            self.tokens += sum(len(r.row.ids) for r in chosen)
+        sums["entropy"] /= sum(r.row.targets for r in useful)
+        sums["grad_norm"] = self.optimizer.step(self.settings.lr)
+        return {**sums, "skipped": 0.0}
+
+    def supervise(self, rows: Sequence[Row], lr: float) -> float:
+        """One optimiser step of maximum likelihood; the mean loss per target in nats."""
+        count = sum(r.targets for r in rows)
+        total = 0.0
+        for batch in micro_batches(rows, self.settings.micro_tokens):
+            chosen = [rows[i] for i in batch]
+            logits, targets = target_logits(self.model, chosen, self.codec.pad_id)
+            loss = torch.nn.functional.cross_entropy(logits, targets, reduction="sum") / count
+            loss.backward()
+            total += float(loss.detach())
+            self.tokens += sum(len(r.ids) for r in chosen)
+        self.optimizer.step(lr)
+        return total
+
+    def save(self, folder: Path) -> None:
+        """Model and tokenizer as transformers loads them, optimiser state beside them."""
+        self.model.save_pretrained(folder)
+        self.codec.tokenizer.save_pretrained(folder)
+        torch.save(self.optimizer.state(), folder / "optimizer.pt")

@@ -1,0 +1,61 @@
+"""Load a policy: a local folder or a hub name of any transformers causal LM."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mempo.config import Environment, Policy
+from mempo.learners.packing import check_supported
+from mempo.policies.codec import Codec
+
+
+def load_codec(policy: Policy, environment: Environment) -> Codec:
+    """The policy's tokenizer."""
+    if policy.model == "tiny":
+        from mempo.environments.atlas import AtlasWorld
+        from mempo.policies.tiny import tiny_tokenizer
+
+        return Codec(tiny_tokenizer(AtlasWorld(environment).words()))
+    from transformers import AutoTokenizer
+
+    _check_folder(policy.model)
+    tokenizer = AutoTokenizer.from_pretrained(policy.model)
+    if not getattr(tokenizer, "is_fast", False):
+        raise ValueError(
+            f"policy.model: {policy.model} has no fast tokenizer (tokenizer.json); spans of "
+            "tokens cannot be computed without one"
+        )
+    return Codec(tokenizer)
+
+
+def load_model(policy: Policy, codec: Codec, *, seed: int = 0) -> Any:
+    """The policy's weights in `policy.dtype`; 'tiny' is made from `seed`."""
+    if policy.model == "tiny":
+        from mempo.policies.tiny import tiny_model
+
+        return tiny_model(len(codec.tokenizer), seed)
+    from transformers import AutoModelForCausalLM
+
+    _check_folder(policy.model)
+    model = AutoModelForCausalLM.from_pretrained(
+        policy.model, dtype=getattr(torch, policy.dtype), attn_implementation="sdpa"
+    )
+    check_supported(model)
+    return model
+
+
+def _check_folder(model: str) -> None:
+    """A name that looks like a folder must be one; a hub name is left to transformers."""
+    folder = Path(model)
+    looks_local = folder.is_absolute() or model.startswith((".", "~")) or model.count("/") != 1
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ValueError(f"policy.model: {model} has no config.json, so it is not a model folder")
+    elif looks_local or model.startswith("models/"):
+        raise ValueError(
+            f"policy.model: there is no folder {model}; give an existing one or a hub name "
+            "(`mempo fetch smollm2` makes models/smollm2)"
+        )
