@@ -58,7 +58,7 @@ def script_for(
     kept = _remember(kept, *last, rng, sloppy=sloppy, drop=drop, miss=miss, wrong=wrong)
     memory = format_memory([list(facts.values()) for facts in kept])
     lost = [] if agent == "react" else _lost(kept, hops_by_objective)
-    think = f"{' '.join(f'[{k + 1}]' for k in lost)} is lost, I guess." if lost else "I can answer."
+    think = f"{' '.join(f'[{k + 1}]' for k in lost)} lost, I guess." if lost else "I can answer."
     shown = memory if agent == "self_memory" else None
     steps.append(ScriptedStep(shown, think, "answer", question.gold))
     return Script(question, agent, tuple(steps))

@@ -17,6 +17,7 @@ from mempo.environments.phrases import bare, content_words, find, fold, names, n
 from mempo.types import Passage, Question
 
 _MAX_QUERY_WORDS = 12
+_MAX_HOPS = 5  # all orders of the passages are tried: 5! = 120
 
 Search = Callable[[str], list[Passage]]
 Shorten = Callable[[str], str]
@@ -47,14 +48,15 @@ def plan(
 
     Returns:
         None where the expert cannot answer: a supporting passage is unknown or not among the
-        top k for any of its queries, or an answer that can be copied is cut off.
+        top k for any of its queries, an answer that can be copied is cut off, or an objective
+        has no supporting passages or more than 5.
     """
     parts = question.parts or (question.text,) * question.objectives
     if len(question.supporting_ids) != question.objectives:
         return None
     planned: list[list[Hop]] = []
     for part, aliases, ids in zip(parts, question.answers, question.supporting_ids, strict=True):
-        if not ids or any(i not in passages for i in ids):
+        if not 1 <= len(ids) <= _MAX_HOPS or any(i not in passages for i in ids):
             return None
         support = [_cut(passages[i], shorten) for i in ids]
         extractive = _is_copied(aliases, part, [passages[i] for i in ids])

@@ -100,6 +100,8 @@ def note(title: str, text: str, phrase: str = "", *, about: str = "", max_words:
     """
     said = sentences(text) or [title]
     holding = [sentence for sentence in said if find(sentence, phrase)]
+    if not holding and find(text, phrase):  # a full stop inside the phrase: "Dec. 10"
+        holding = [text]
     wanted = content_words(about)
     sentence = max(holding, key=lambda s: sum(find(s, w) is not None for w in wanted), default="")
     if not sentence:
@@ -115,11 +117,8 @@ def note(title: str, text: str, phrase: str = "", *, about: str = "", max_words:
 
 
 def _trim(cut: str) -> str:
-    """Without loose ends: dangling small words, open brackets and quotes."""
-    words = cut.split()
-    while words and words[-1].lower().strip(",;:") in _STOP:
-        words.pop()
-    cut = " ".join(words).rstrip(" ,;:.([\u2013-")
+    """Without loose ends: open brackets, quotes and punctuation."""
+    cut = cut.rstrip(" ,;:.([\u2013-")
     cut += ")" * max(0, cut.count("(") - cut.count(")"))
     return cut.replace('"', "") if cut.count('"') % 2 else cut
 
@@ -168,7 +167,10 @@ def _clause(sentence: str, max_words: int) -> str:
     words = sentence.split()
     if len(words) <= max_words:
         return sentence
-    cut = " ".join(words[:max_words])
+    words = words[:max_words]
+    while len(words) > 1 and words[-1].lower().strip(",;:") in _STOP:
+        words.pop()
+    cut = " ".join(words)
     boundary = max((m.start() for m in re.finditer(r"[,;]\s", cut)), default=0)
     depth = cut[:boundary].count("(") - cut[:boundary].count(")")
     return cut[:boundary] if boundary > len(cut) // 2 and depth == 0 else cut

@@ -1,0 +1,27 @@
+"""The `evaluate` flow: measure a policy without training it."""
+
+from __future__ import annotations
+
+from prefect import flow
+from prefect_ray import RayTaskRunner
+
+from flows.evaluation import evaluate_policy
+from flows.recording import RunResult, method_name, recorded
+from mempo.config import Experiment
+from tasks.placement import rl_models
+from tasks.services import pick_threads
+
+
+@flow(name="evaluate", task_runner=RayTaskRunner(), persist_result=False)
+def evaluate(
+    experiment: Experiment, name: str = "", parent: str = "", method: str = ""
+) -> RunResult:
+    """Evaluate `policy.model` at every number of objectives, greedy and sampled."""
+    experiment = experiment.model_copy(update={"iterations": 0})
+    label = name or method or method_name(experiment)
+    with (
+        recorded(experiment, "evaluate", name=name, parent=parent, method=method) as record,
+        rl_models(experiment, pick_threads(experiment.cluster)) as (sampler, learner),
+    ):
+        metrics = evaluate_policy(experiment, record, sampler, learner, 0, label)
+        return RunResult(record.run_id, str(record.folder), metrics=metrics)

@@ -1,0 +1,71 @@
+"""Measure a policy: every number of objectives, greedy and sampled, into metrics and artifacts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from flows.progress import say
+from flows.recording import Record
+from mempo.config import Experiment
+from mempo.evaluation.metrics import usd
+from mempo.records import read_rollouts
+from tasks import placement, stages, store
+
+SHOWN = 4  # trajectories per number of objectives on the trajectory page
+
+
+def evaluate_policy(
+    experiment: Experiment, record: Record, sampler: Any, learner: Any, step: int, label: str
+) -> dict[str, float]:
+    """Evaluate and log as step `step`; returns the `eval/...` metrics.
+
+    Artifacts: evaluation/tasks.json (a row per task) and evaluation/trajectories.json of the
+    latest evaluation, which is all that a report needs; some trajectories as MLflow traces.
+    """
+    settings = experiment.evaluate
+    folder = store.iteration_folder(record.run_id, step)
+    metrics: dict[str, float] = {}
+    costs: dict[str, float] = {}
+    tasks: list[dict[str, Any]] = []
+    shown: list[dict[str, Any]] = []
+    for mode in ("greedy", "sampled") if settings.sampled else ("greedy",):
+        area = "eval" if mode == "greedy" else "eval_sampled"
+        for k in settings.objectives:
+            found, cost = stages.run(
+                stages.evaluate, experiment.cluster, sampler, learner, settings, folder, k, mode
+            )
+            metrics |= found
+            costs = {n: costs.get(n, 0.0) + v for n, v in cost.items()}
+            f1, em, p = (found[f"{area}/n{k}/{name}"] for name in ("f1", "em", "p_answer"))
+            say(
+                f"evaluated {settings.questions} tasks of {k} objective(s), {mode}: "
+                f"F1 {f1:.3f}  EM {em:.3f}  P(answer|memory) {p:.3f}",
+                label,
+            )
+            path = folder / f"evaluate-n{k}-{mode}.parquet"
+            tasks += json.loads(path.with_suffix(".json").read_text())
+            if mode == "sampled" or not settings.sampled:
+                reference = sampler.describe.remote(path, SHOWN)
+                shown += placement.wait(reference, experiment.cluster, "describe")
+    record.log({**metrics, "cost/evaluate_usd": usd(costs, experiment.price)}, step)
+    record.tracker.log_text(record.run_id, json.dumps(tasks), "evaluation/tasks.json")
+    record.tracker.log_text(record.run_id, json.dumps(shown), "evaluation/trajectories.json")
+    _log_traces(experiment, record, sampler, folder)
+    return metrics
+
+
+def _log_traces(experiment: Experiment, record: Record, sampler: Any, folder: Path) -> None:
+    count = experiment.tracking.traces
+    if not count:
+        return
+    k = experiment.evaluate.objectives[-1]
+    trajectories, _ = read_rollouts(folder / f"evaluate-n{k}-greedy.parquet")
+
+    def decode(ids: list[int]) -> str:
+        return placement.wait(sampler.decode.remote(ids), experiment.cluster, "decode")
+
+    record.tracker.log_traces(
+        record.run_id, trajectories[:count], decode=decode, price=experiment.price
+    )

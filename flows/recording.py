@@ -1,0 +1,86 @@
+"""A run's record from start to end: MLflow run, its tags, and a status that is always closed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from prefect.runtime import flow_run
+
+from conf.load import flatten, sha256, to_yaml
+from mempo.config import Experiment
+from tasks import store
+from tasks.tracking import Kind, Tracker
+
+
+@dataclass(frozen=True)
+class Record:
+    """A tracked run and its folder."""
+
+    tracker: Tracker
+    run_id: str
+
+    @property
+    def folder(self) -> Path:
+        return store.run_folder(self.run_id)
+
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        self.tracker.log_metrics(self.run_id, metrics, step)
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a flow leaves: its MLflow run, its last checkpoint (if any), its final numbers."""
+
+    run_id: str
+    folder: str
+    checkpoint: str = ""
+    metrics: dict[str, float] | None = None
+
+
+def method_name(experiment: Experiment) -> str:
+    """How tables and pictures call what this experiment trains or measures."""
+    if experiment.agent.kind == "react":
+        return "ReAct" if experiment.iterations == 0 else "ReAct + GRPO"
+    if experiment.iterations == 0:
+        return "SFT"
+    return {"mempo": "MemPO", "grpo": "GRPO"}[experiment.algorithm]
+
+
+@contextmanager
+def recorded(
+    experiment: Experiment, kind: Kind, *, name: str = "", parent: str = "", method: str = ""
+) -> Iterator[Record]:
+    """One MLflow run around the block: FINISHED at its end, FAILED or KILLED where it breaks off."""
+    tracker = Tracker(experiment.tracking.uri, experiment.tracking.experiment)
+    trains = kind == "train" and experiment.iterations > 0
+    run_id = tracker.start(
+        name=name or f"{experiment.preset or kind}-{experiment.algorithm}-{experiment.seed}",
+        kind=kind,
+        params=flatten(experiment),
+        tags={
+            "mempo.algorithm": experiment.algorithm if trains else "none",
+            "mempo.agent": experiment.agent.kind,
+            "mempo.method": method or method_name(experiment),
+            "mempo.preset": experiment.preset,
+            "mempo.seed": str(experiment.seed),
+            "mempo.config_sha256": sha256(experiment),
+            "prefect.flow_run_id": str(flow_run.get_id() or ""),
+        },
+        parent=parent or None,
+    )
+    record = Record(tracker, run_id)
+    record.folder.mkdir(parents=True, exist_ok=True)
+    (record.folder / "config.yaml").write_text(to_yaml(experiment))
+    tracker.log_artifact(run_id, record.folder / "config.yaml")
+    try:
+        yield record
+    except Exception as error:
+        tracker.finish(run_id, "FAILED", f"{type(error).__name__}: {error}"[:500])
+        raise
+    except BaseException as stop:  # Ctrl-C, or Prefect cancels the flow
+        tracker.finish(run_id, "KILLED", type(stop).__name__)
+        raise
+    tracker.finish(run_id, "FINISHED")

@@ -1,0 +1,103 @@
+"""A report of runs, from MLflow alone."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tasks.tracking import Tracker
+
+CURVES = (
+    "reward/mean",
+    "reward/f1",
+    "reward/em",
+    "reward/format",
+    "memory/p_answer",
+    "memory/tokens",
+    "rollout/steps",
+    "loss/entropy",
+    "loss/kl",
+    "loss/clip_frac",
+    "audit/logprob_diff_max",
+    "cost/usd",
+    "time/iteration_s",
+    "sft/loss",
+)
+
+
+def report_runs(
+    tracker: Tracker,
+    run_ids: list[str],
+    folder: Path,
+    *,
+    title: str = "",
+    notes: list[str] | None = None,
+) -> tuple[Path, str]:
+    """Write the report of runs (a parent stands for its children); (page, terminal table).
+
+    Raises ValueError where a run is unknown or has nothing to report.
+    """
+    import pandas as pd
+
+    from mempo.evaluation.report import terminal_table, write_report
+
+    wanted = [r for run_id in run_ids for r in (tracker.children(run_id) or [run_id])]
+    infos = {run_id: tracker.run_info(run_id) for run_id in wanted}
+    tasks: list[dict[str, Any]] = []
+    trajectories: list[dict[str, Any]] = []
+    for run_id, info in infos.items():
+        who = {
+            "method": info.tags.get("mempo.method", info.name),
+            "seed": int(info.tags.get("mempo.seed", 0)),
+        }
+        tasks += [who | row for row in _artifact(tracker, run_id, "evaluation/tasks.json")]
+        for file in ("training/trajectories.json", "evaluation/trajectories.json"):
+            trajectories += [who | t for t in _artifact(tracker, run_id, file)]
+    curves = tracker.curves(wanted, CURVES)
+    if not curves.empty:
+        method = {r: i.tags.get("mempo.method", i.name) for r, i in infos.items()}
+        seed = {r: int(i.tags.get("mempo.seed", 0)) for r, i in infos.items()}
+        curves = curves.assign(
+            method=curves["run_id"].map(method), seed=curves["run_id"].map(seed)
+        )
+    evaluations = pd.DataFrame(tasks)
+    if evaluations.empty and curves.empty:
+        raise ValueError(f"nothing to report: runs {', '.join(wanted)} have logged no evaluation")
+    page = write_report(
+        folder,
+        title=title or ", ".join(i.name for i in infos.values()),
+        evaluations=evaluations,
+        curves=curves,
+        trajectories=trajectories,
+        notes=notes or [],
+        facts=_facts(infos),
+    )
+    return page, terminal_table(evaluations) if not evaluations.empty else ""
+
+
+def _facts(infos: dict[str, Any]) -> dict[str, str]:
+    tags = [i.tags for i in infos.values()]
+
+    def values(name: str) -> str:
+        return ", ".join(sorted({t.get(name, "") for t in tags}))
+
+    hashes = sorted({t.get("mempo.config_sha256", "")[:12] for t in tags})
+    return {
+        "runs": ", ".join(f"{i.name} ({r})" for r, i in infos.items()),
+        "git commit": values("mempo.git_commit"),
+        "preset": values("mempo.preset"),
+        "seeds": values("mempo.seed"),
+        "configurations (sha256)": ", ".join(hashes),
+    }
+
+
+def _artifact(tracker: Tracker, run_id: str, file: str) -> list[dict[str, Any]]:
+    """A JSON artifact of a run, empty where the run has none."""
+    client, _ = tracker.connect()
+    folder, _, _ = file.rpartition("/")
+    if file not in {a.path for a in client.list_artifacts(run_id, folder)}:
+        return []
+    with tempfile.TemporaryDirectory() as aside:
+        return json.loads(Path(client.download_artifacts(run_id, file, aside)).read_text())

@@ -1,0 +1,115 @@
+"""Run a flow with everything it needs around it: checks, one Prefect server, one Ray.
+
+These are the functions behind the `mempo` command; a deployment that Prefect starts calls the
+flows themselves.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flows.progress import say
+from mempo.config import Experiment
+
+if TYPE_CHECKING:
+    from conf.study import Study
+    from flows.ablate import AblationResult
+    from flows.recording import RunResult
+
+
+@contextmanager
+def services(experiment: Experiment) -> Iterator[None]:
+    """Preflight, then a Prefect server and a Ray for the block; runs of dead processes closed."""
+    from flows.doctor import preflight
+    from tasks.services import connect_ray, prefect_server, shutdown_ray
+    from tasks.tracking import Tracker
+
+    preflight(experiment)
+    for run_id in Tracker(experiment.tracking.uri, experiment.tracking.experiment).reap():
+        say(f"run {run_id} of a process that is gone was closed as KILLED")
+    with prefect_server(say):
+        say("Ray: joining ..." if experiment.cluster.address else "Ray: starting ...")
+        connect_ray(experiment.cluster)
+        try:
+            yield
+        finally:
+            shutdown_ray()
+
+
+def train(experiment: Experiment) -> RunResult:
+    """Train and evaluate, and write the run's report."""
+    with services(experiment):
+        from flows.train import train as flow
+
+        result = flow(experiment)
+    _report_run(result, experiment)
+    return result
+
+
+def evaluate(experiment: Experiment, checkpoint: str | None = None) -> RunResult:
+    """Evaluate `policy.model`, or a checkpoint folder in its place, and write the report."""
+    update: dict[str, object] = {"iterations": 0}
+    if checkpoint:
+        update["policy"] = experiment.policy.model_copy(update={"model": checkpoint})
+    experiment = experiment.model_copy(update=update)
+    with services(experiment):
+        from flows.evaluate import evaluate as flow
+
+        result = flow(experiment)
+    _report_run(result, experiment)
+    return result
+
+
+def sft(experiment: Experiment, out: Path | None = None) -> RunResult:
+    """The cold start; `out` gets a copy of the model without the optimiser's state."""
+    with services(experiment):
+        from flows.sft import sft as flow
+
+        result = flow(experiment)
+    if out is not None:
+        export(Path(result.checkpoint), out)
+        say(f"model written to {out}")
+    return result
+
+
+def ablate(study: Study) -> AblationResult:
+    """Run a study and print its table and the path of its page."""
+    with services(study.children[0].experiment):
+        from flows.ablate import ablate as flow
+
+        result = flow(study)
+    print(result.table)
+    print(f"Report: {result.report}")
+    for name, reason in result.failed.items():
+        print(f"FAILED  {name}: {reason}")
+    return result
+
+
+def report(run_ids: list[str], out: Path, experiment: Experiment) -> Path:
+    """The page of finished runs, from MLflow alone."""
+    from flows.report import report_runs
+    from tasks.tracking import Tracker
+
+    tracker = Tracker(experiment.tracking.uri, experiment.tracking.experiment)
+    page, table = report_runs(tracker, run_ids, out)
+    print(table)
+    print(f"Report: {page}")
+    return page
+
+
+def export(checkpoint: Path, folder: Path) -> None:
+    """Copy what transformers needs of a checkpoint: the model without the optimiser's state."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    aside = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(aside, ignore_errors=True)
+    shutil.copytree(checkpoint, aside, ignore=shutil.ignore_patterns("optimizer.pt"))
+    shutil.rmtree(folder, ignore_errors=True)
+    aside.rename(folder)
+
+
+def _report_run(result: RunResult, experiment: Experiment) -> None:
+    report([result.run_id], Path(result.folder) / "report", experiment)

@@ -1,0 +1,50 @@
+"""The `sft` flow: the cold start on scripted trajectories."""
+
+from __future__ import annotations
+
+import time
+
+from prefect import flow
+from prefect_ray import RayTaskRunner
+
+from flows.progress import say
+from flows.recording import RunResult, recorded
+from mempo.config import Experiment
+from mempo.evaluation.metrics import usd
+from tasks import placement, stages, store
+from tasks.services import pick_threads
+
+
+@flow(name="sft", task_runner=RayTaskRunner(), persist_result=False)
+def sft(experiment: Experiment, name: str = "", parent: str = "") -> RunResult:
+    """Train `policy.model` to follow the protocol, and to know what a memory is worth."""
+    total = experiment.sft.steps + experiment.sft.final_steps
+    cluster = experiment.cluster
+    name = name or f"{experiment.preset}-sft"
+    with (
+        recorded(experiment, "sft", name=name, parent=parent, method="SFT") as record,
+        placement.sft_model(experiment, pick_threads(cluster)) as model,
+    ):
+        facts = placement.wait(model.facts.remote(), cluster, "cold-start data")
+        for fact, value in facts.items():
+            say(f"{fact}: {value}", "cold start")
+        for start in range(0, total, experiment.sft.chunk):
+            stop = min(start + experiment.sft.chunk, total)
+            begin = time.monotonic()
+            metrics = stages.run(stages.cold_start, cluster, model, start, stop)
+            metrics["time/train_s"] = time.monotonic() - begin
+            metrics["cost/usd"] = usd(metrics, experiment.price)
+            record.log(metrics, stop)
+            say(
+                f"step {stop}/{total}  loss {metrics['sft/loss']:.3f}  "
+                f"{metrics['time/train_s']:.0f} s",
+                "cold start",
+            )
+        metrics = stages.run(stages.validate, cluster, model)
+        record.log(metrics, total)
+        folder = store.checkpoint_folder(record.run_id, total)
+        state = {"iteration": total, "run_id": record.run_id, "experiment": experiment.model_dump()}
+        stages.run(stages.checkpoint, cluster, model, folder, state)
+        record.tracker.log_checkpoint(record.run_id, folder, step=total, metrics=metrics)
+        say(f"held-out loss {metrics['sft/held_out_loss']:.3f}; checkpoint {folder}", "cold start")
+        return RunResult(record.run_id, str(record.folder), str(folder), metrics)

@@ -1,0 +1,129 @@
+"""The `train` flow: rollout -> score -> train -> (evaluate) -> (checkpoint) -> log."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from prefect import flow
+from prefect_ray import RayTaskRunner
+
+from flows.evaluation import evaluate_policy
+from flows.progress import say
+from flows.recording import Record, RunResult, method_name, recorded
+from mempo.config import Experiment
+from mempo.evaluation.metrics import usd
+from tasks import placement, stages, store
+from tasks.services import pick_threads
+
+
+@flow(name="train", task_runner=RayTaskRunner(), persist_result=False)
+def train(
+    experiment: Experiment, name: str = "", parent: str = "", method: str = ""
+) -> RunResult:
+    """Train a policy from `policy.model` for `iterations`, and evaluate it.
+
+    Args:
+        experiment: the whole configuration.
+        name: of the MLflow run; made from preset, algorithm and seed by default.
+        parent: id of the MLflow run that this one is a child of.
+        method: how tables and pictures call it.
+    """
+    label = name or method or method_name(experiment)
+    threads = pick_threads(experiment.cluster)
+    with (
+        recorded(experiment, "train", name=name, parent=parent, method=method) as record,
+        placement.rl_models(experiment, threads) as (sampler, learner),
+    ):
+        return _train(experiment, record, sampler, learner, label)
+
+
+def _train(
+    experiment: Experiment, record: Record, sampler: Any, learner: Any, label: str
+) -> RunResult:
+    last = experiment.iterations
+    checkpoint = ""
+    if experiment.evaluate.before and last > 0:
+        evaluate_policy(experiment, record, sampler, learner, 0, f"{label}, before")
+    for done in range(1, last + 1):
+        metrics = _iterate(experiment, record, sampler, learner, done)
+        if experiment.evaluate.every and done % experiment.evaluate.every == 0 and done < last:
+            with _timed(metrics, "evaluate"):
+                evaluate_policy(experiment, record, sampler, learner, done, label)
+        if done % experiment.checkpoint.every == 0 or done == last:
+            with _timed(metrics, "checkpoint"):
+                checkpoint = _checkpoint(experiment, record, learner, done, metrics)
+        metrics["time/iteration_s"] = sum(v for k, v in metrics.items() if k.startswith("time/"))
+        record.log(metrics, done)
+        say(_line(metrics, done, last), label)
+    measured = evaluate_policy(experiment, record, sampler, learner, last, label)
+    if last:
+        _show_last_rollouts(experiment, record, sampler)
+    return RunResult(record.run_id, str(record.folder), checkpoint, measured)
+
+
+def _iterate(
+    experiment: Experiment, record: Record, sampler: Any, learner: Any, number: int
+) -> dict[str, float]:
+    """Iteration `number`, from 1: its files and metrics carry it; draws count from 0."""
+    cluster, index = experiment.cluster, number - 1
+    path = store.iteration_folder(record.run_id, number) / "rollouts.parquet"
+    weights = record.folder / "weights.safetensors"
+    metrics: dict[str, float] = {}
+    with _timed(metrics, "rollout"):
+        metrics |= stages.run(stages.rollout, cluster, sampler, path, index)
+    with _timed(metrics, "score"):
+        metrics |= stages.run(stages.score, cluster, learner, path, index)
+    with _timed(metrics, "train"):
+        metrics |= stages.run(stages.train, cluster, sampler, learner, path, weights, index)
+    metrics["cost/usd"] = usd(metrics, experiment.price)
+    if metrics["rollout/truncated_frac"] > 0.5:
+        say(
+            f"warning: {metrics['rollout/truncated_frac']:.0%} of the rollouts were cut off; raise "
+            "rollout.max_step_tokens or rollout.max_prompt_tokens"
+        )
+    return metrics
+
+
+def _checkpoint(
+    experiment: Experiment, record: Record, learner: Any, done: int, metrics: dict[str, float]
+) -> str:
+    from mempo.learners.checkpoint import prune
+
+    folder = store.checkpoint_folder(record.run_id, done)
+    state = {"iteration": done, "run_id": record.run_id, "experiment": experiment.model_dump()}
+    stages.run(stages.checkpoint, experiment.cluster, learner, folder, state)
+    record.tracker.log_checkpoint(
+        record.run_id, folder, step=done, metrics={"reward/mean": metrics["reward/mean"]}
+    )
+    for old in prune(folder.parent, experiment.checkpoint.keep):
+        record.tracker.drop_checkpoint(record.run_id, int(old.name))
+    return str(folder)
+
+
+def _show_last_rollouts(experiment: Experiment, record: Record, sampler: Any) -> None:
+    """One group of the last iteration, with its advantages, for the trajectory page."""
+    folder = store.iteration_folder(record.run_id, experiment.iterations)
+    reference = sampler.describe.remote(
+        folder / "rollouts.parquet", experiment.rollout.group_size
+    )
+    shown = placement.wait(reference, experiment.cluster, "describe")
+    record.tracker.log_text(record.run_id, json.dumps(shown), "training/trajectories.json")
+
+
+@contextmanager
+def _timed(metrics: dict[str, float], stage: str) -> Iterator[None]:
+    start = time.monotonic()
+    yield
+    metrics[f"time/{stage}_s"] = time.monotonic() - start
+
+
+def _line(m: dict[str, float], done: int, last: int) -> str:
+    return (
+        f"iteration {done}/{last}  reward {m['reward/mean']:.3f}  EM {m['reward/em']:.3f}  "
+        f"format {m['reward/format']:.2f}  P(answer|memory) {m['memory/p_answer']:.3f}  "
+        f"{m['time/iteration_s']:.1f} s"
+    )

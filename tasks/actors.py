@@ -1,0 +1,254 @@
+"""The models' homes: Ray actors that the flow owns.
+
+The classes are plain; `tasks.placement` makes actors of them. torch and the library parts that
+need it are imported inside, where the actor lives, so that flows load without torch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mempo.config import Experiment
+
+Metrics = dict[str, float]
+
+
+def _set_up(threads: int) -> None:
+    import torch
+
+    torch.set_num_threads(threads)
+
+
+class Sampler:
+    """The policy that acts: engine, environment and agent loop."""
+
+    def __init__(self, experiment: Experiment, threads: int):
+        _set_up(threads)
+        from mempo.agent.protocol import STOP_STRINGS
+        from mempo.environments import make_world
+        from mempo.policies.loading import load_codec, load_model
+        from mempo.samplers.hf import TransformersSampler
+
+        self.experiment = experiment
+        self.codec = load_codec(experiment.policy, experiment.environment)
+        self.model = load_model(experiment.policy, self.codec, seed=experiment.seed)
+        tokens = experiment.environment.passage_tokens
+        self.world = make_world(
+            experiment.environment, lambda text: self.codec.shorten(text, tokens)
+        )
+        self.engine = TransformersSampler(
+            self.model, self.codec, stop=STOP_STRINGS, batch_size=experiment.rollout.batch_size
+        )
+        self.version = 0
+
+    def load(self, weights: Path, version: int, digest: str) -> None:
+        """Take new weights; RuntimeError where they are not, bit for bit, the learner's."""
+        from mempo.policies.weights import load_weights
+
+        got = load_weights(self.model, weights)
+        if got != digest:
+            raise RuntimeError(
+                f"weights of version {version} did not arrive: sha256 {got[:12]} in the sampler, "
+                f"{digest[:12]} in the learner"
+            )
+        self.version = version
+
+    def rollout(self, path: Path, iteration: int) -> Metrics:
+        """Sample an iteration's trajectories into the rollout file `path`."""
+        from mempo.evaluation.metrics import rollout_metrics
+        from mempo.policies.distribution import Sampling
+        from mempo.records import write_rollouts
+
+        e = self.experiment
+        cycle = e.environment.objectives
+        questions = self.world.questions(
+            "train",
+            e.rollout.questions,
+            objectives=cycle[iteration % len(cycle)],
+            key=(e.seed, iteration),
+        )
+        trajectories = self._run(
+            questions,
+            e.rollout.group_size,
+            Sampling(e.rollout.temperature, e.rollout.top_p, e.rollout.top_k),
+            (e.seed, "rollout", iteration),
+        )
+        write_rollouts(path, trajectories)
+        return rollout_metrics(trajectories)
+
+    def evaluate(self, path: Path, objectives: int, temperature: float) -> Metrics:
+        """One trajectory for each evaluation question into `path`; its token counts."""
+        from mempo.evaluation.metrics import rollout_metrics
+        from mempo.policies.distribution import Sampling
+        from mempo.records import write_rollouts
+
+        e = self.experiment.evaluate
+        questions = self.world.questions("test", e.questions, objectives=objectives, key=(e.seed,))
+        trajectories = self._run(
+            questions, 1, Sampling(temperature), (e.seed, "evaluate", str(temperature))
+        )
+        write_rollouts(path, trajectories)
+        return rollout_metrics(trajectories)
+
+    def decode(self, ids: list[int]) -> str:
+        """The exact text of token ids."""
+        return self.codec.text(ids)
+
+    def describe(self, path: Path, limit: int) -> list[dict[str, Any]]:
+        """The first `limit` trajectories of a rollout file, as the trajectory page wants them."""
+        from mempo.evaluation.describe import describe
+        from mempo.records import read_rollouts
+
+        trajectories, credit = read_rollouts(path)
+        return describe(trajectories[:limit], credit, self.codec.text)
+
+    def _run(self, questions: list, group: int, sampling: Any, key: tuple) -> list:
+        from mempo.agent.rollout import run_trajectories
+
+        e = self.experiment
+        return run_trajectories(
+            self.world,
+            self.engine,
+            self.codec,
+            questions,
+            agent=e.agent,
+            rollout=e.rollout,
+            reward=e.reward,
+            group_size=group,
+            sampling=sampling,
+            key=key,
+            version=self.version,
+        )
+
+
+class Learner:
+    """The policy that is trained: scoring, updates, checkpoints."""
+
+    def __init__(self, experiment: Experiment, threads: int):
+        _set_up(threads)
+        from mempo.learners.torch_learner import TorchLearner
+        from mempo.policies.loading import load_codec, load_model
+
+        self.experiment = experiment
+        self.codec = load_codec(experiment.policy, experiment.environment)
+        self.learner = TorchLearner(
+            load_model(experiment.policy, self.codec, seed=experiment.seed),
+            self.codec,
+            experiment.learner,
+            reference=experiment.loss.kl > 0,
+        )
+
+    def score(self, path: Path, iteration: int) -> Metrics:
+        """Add P(answer | memory), P(answer | history) and the advantages to a rollout file."""
+        from mempo.credit.assign import assign_credit
+        from mempo.evaluation.metrics import mean
+        from mempo.records import read_rollouts, write_rollouts
+
+        memory = self.experiment.memory
+        trajectories, _ = read_rollouts(path)
+        before = self.learner.tokens
+        due = memory.weight > 0 or iteration % memory.score_every == 0
+        credit = assign_credit(self.codec, trajectories, self.learner.logprobs, memory, score=due)
+        write_rollouts(path, trajectories, credit.columns())
+        return {
+            "memory/p_answer": mean(credit.p_answer_mem),
+            "memory/p_full": mean(credit.p_answer_full),
+            "group/zero_std_frac": credit.zero_std,
+            "cost/scored_tokens": float(self.learner.tokens - before),
+        }
+
+    def score_memories(self, path: Path) -> Metrics:
+        """Add P(answer | memory) to an evaluation's rollout file."""
+        from mempo.credit.scoring import score_questions
+        from mempo.records import read_rollouts, write_rollouts
+
+        trajectories, _ = read_rollouts(path)
+        before = self.learner.tokens
+        scores = score_questions(
+            self.codec,
+            [(t.question, [t.steps]) for t in trajectories],
+            self.learner.logprobs,
+            full=False,
+        )
+        p_answer = [p for group in scores for steps in group for p, _ in steps]
+        write_rollouts(path, trajectories, {"p_answer_mem": p_answer})
+        return {"cost/scored_tokens": float(self.learner.tokens - before)}
+
+    def train(self, path: Path, iteration: int) -> Metrics:
+        """Update on a scored rollout file."""
+        from mempo.learners.iteration import train_on
+        from mempo.records import read_rollouts
+
+        trajectories, credit = read_rollouts(path)
+        before = self.learner.tokens
+        metrics = train_on(
+            self.learner,
+            trajectories,
+            credit["adv_traj"],
+            credit["adv_mem"],
+            self.experiment,
+            iteration,
+        )
+        return {**metrics, "cost/trained_tokens": float(self.learner.tokens - before)}
+
+    def publish(self, weights: Path) -> str:
+        """Write the weights for the samplers; their digest."""
+        from mempo.policies.weights import save_weights
+
+        return save_weights(self.learner.model, weights)
+
+    def checkpoint(self, folder: Path, state: dict[str, Any]) -> None:
+        """Write a complete checkpoint that transformers can load as it is."""
+        from mempo.learners import checkpoint
+
+        checkpoint.write(folder, self.learner.save, state)
+
+
+class ColdStart:
+    """Supervised training on scripted trajectories."""
+
+    def __init__(self, experiment: Experiment, threads: int):
+        _set_up(threads)
+        from mempo.agent.coldstart_data import cold_start_data
+        from mempo.learners.torch_learner import TorchLearner
+        from mempo.policies.loading import load_codec, load_model
+
+        self.experiment = experiment
+        codec = load_codec(experiment.policy, experiment.environment)
+        settings = experiment.learner.model_copy(update={"lr": experiment.sft.lr})
+        self.learner = TorchLearner(
+            load_model(experiment.policy, codec, seed=experiment.seed), codec, settings
+        )
+        self.data = cold_start_data(experiment, codec)
+
+    def facts(self) -> dict[str, Any]:
+        """What there is to learn from."""
+        return self.data.facts()
+
+    def run(self, start: int, stop: int) -> Metrics:
+        """Optimiser steps start..stop-1; the mean loss and the tokens."""
+        from mempo.learners.supervise import learning_rate
+
+        losses = []
+        before = self.learner.tokens
+        for step in range(start, stop):
+            rows = self.data.batch(step)
+            losses.append(self.learner.supervise(rows, learning_rate(self.experiment.sft, step)))
+        return {
+            "sft/loss": sum(losses) / max(len(losses), 1),
+            "cost/trained_tokens": float(self.learner.tokens - before),
+        }
+
+    def validate(self) -> Metrics:
+        """Loss on scripts that are never trained on."""
+        import numpy as np
+
+        values = self.learner.logprobs(self.data.held_out())
+        return {"sft/held_out_loss": float(-np.concatenate(values).mean())}
+
+    def checkpoint(self, folder: Path, state: dict[str, Any]) -> None:
+        """Write a complete checkpoint that transformers can load as it is."""
+        from mempo.learners import checkpoint
+
+        checkpoint.write(folder, self.learner.save, state)

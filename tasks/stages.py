@@ -1,0 +1,98 @@
+"""The stages of an iteration as Prefect tasks.
+
+They run on Ray workers and are light: the actors do the work and hold the CPUs, and between
+stages go paths and a few numbers. Actor handles cannot be hashed, so caching is off explicitly.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from prefect_ray.context import remote_options
+
+from mempo.config import Cluster, Evaluate
+from tasks.actors import Metrics
+from tasks.placement import wait
+
+
+def stage(name: str) -> Callable[[Callable[..., Any]], Any]:
+    """A Prefect task that never caches, persists or retries: a stage is run once, by its flow."""
+    return task(name=name, cache_policy=NO_CACHE, persist_result=False, retries=0)
+
+
+def run(stage_task: Any, *args: Any) -> Any:
+    """Run a stage on a Ray worker and wait for its result."""
+    with remote_options(num_cpus=0, max_retries=0):
+        return stage_task.submit(*args).result()
+
+
+@stage("rollout")
+def rollout(cluster: Cluster, sampler: Any, path: Path, iteration: int) -> Metrics:
+    """Sample an iteration's trajectories into `path`."""
+    return wait(sampler.rollout.remote(path, iteration), cluster, "rollout")
+
+
+@stage("score")
+def score(cluster: Cluster, learner: Any, path: Path, iteration: int) -> Metrics:
+    """Add P(answer | memory) and advantages to `path`."""
+    return wait(learner.score.remote(path, iteration), cluster, "score")
+
+
+@stage("train")
+def train(
+    cluster: Cluster, sampler: Any, learner: Any, path: Path, weights: Path, iteration: int
+) -> Metrics:
+    """Update the learner on `path`, and bring the new weights to the sampler."""
+    metrics = wait(learner.train.remote(path, iteration), cluster, "train")
+    digest = wait(learner.publish.remote(weights), cluster, "publish weights")
+    wait(sampler.load.remote(weights, iteration + 1, digest), cluster, "load weights")
+    return metrics
+
+
+@stage("evaluate")
+def evaluate(
+    cluster: Cluster,
+    sampler: Any,
+    learner: Any,
+    settings: Evaluate,
+    folder: Path,
+    objectives: int,
+    mode: str,
+) -> tuple[Metrics, Metrics]:
+    """Evaluate at one number of objectives; (metrics, costs). Writes rollouts and task rows."""
+    from mempo.evaluation.metrics import evaluation_metrics, task_rows
+    from mempo.records import read_rollouts
+
+    path = folder / f"evaluate-n{objectives}-{mode}.parquet"
+    temperature = settings.temperature if mode == "greedy" else 1.0
+    costs = wait(sampler.evaluate.remote(path, objectives, temperature), cluster, "evaluate")
+    costs |= wait(learner.score_memories.remote(path), cluster, "score memories")
+    trajectories, credit = read_rollouts(path)
+    rows = task_rows(trajectories, credit["p_answer_mem"])
+    path.with_suffix(".json").write_text(json.dumps([{**r, "mode": mode} for r in rows]))
+    return evaluation_metrics(rows, mode), {
+        k: v for k, v in costs.items() if k.startswith("cost/")
+    }
+
+
+@stage("checkpoint")
+def checkpoint(cluster: Cluster, learner: Any, folder: Path, state: dict[str, Any]) -> None:
+    """Write a complete checkpoint."""
+    wait(learner.checkpoint.remote(folder, state), cluster, "checkpoint")
+
+
+@stage("cold start")
+def cold_start(cluster: Cluster, model: Any, start: int, stop: int) -> Metrics:
+    """Supervised steps start..stop-1."""
+    return wait(model.run.remote(start, stop), cluster, "cold start")
+
+
+@stage("validate")
+def validate(cluster: Cluster, model: Any) -> Metrics:
+    """Loss of the cold start on held-out scripts."""
+    return wait(model.validate.remote(), cluster, "validate")
