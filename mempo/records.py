@@ -1,7 +1,8 @@
 """The rollout file: a Parquet row a step, readable with pandas by anyone.
 
 Its columns are a public name (DESIGN: names that others rely on). `VERSION` stands in the file's
-metadata and grows when a column changes its meaning.
+metadata and grows when a column changes its meaning. A trajectory that ended before its first
+step is a row with `step` -1 and nothing in the columns of a step, so that no rollout is lost.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mempo.types import Question, Step, Trajectory
@@ -58,12 +61,18 @@ def write_rollouts(
 ) -> Path:
     """Write trajectories, a row a step in order; `credit` adds float columns (NaN is missing).
 
-    The file appears whole or not at all.
+    credit: [all steps of all trajectories] values a column. The file appears whole or not at all.
     """
-    rows = [_row(t, index, step) for t in trajectories for index, step in enumerate(t.steps)]
+    rows = [
+        row
+        for t in trajectories
+        for row in ([_row(t, i, s) for i, s in enumerate(t.steps)] or [_task_row(t, -1)])
+    ]
     table = pa.Table.from_pylist(rows, schema=SCHEMA)
     for name, values in (credit or {}).items():
-        table = table.append_column(name, pa.array(list(values), type=pa.float64()))
+        column = np.full(len(rows), np.nan)
+        column[[row["step"] >= 0 for row in rows]] = values
+        table = table.append_column(name, pa.array(column))
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_suffix(".partial")
     pq.write_table(table, aside, compression="zstd")
@@ -85,20 +94,33 @@ def read_rollouts(path: Path) -> tuple[list[Trajectory], dict[str, list[float]]]
         )
     trajectories: list[Trajectory] = []
     for row in table.select(SCHEMA.names).to_pylist():
-        if row["step"] == 0:
+        if row["step"] <= 0:
             trajectories.append(_trajectory(row))
-        trajectories[-1].steps.append(_step(row))
-    credit = {n: table[n].to_pylist() for n in CREDIT_COLUMNS if n in table.column_names}
+        if row["step"] >= 0:
+            trajectories[-1].steps.append(_step(row))
+    steps = table.filter(pc.field("step") >= 0)
+    credit = {n: steps[n].to_pylist() for n in CREDIT_COLUMNS if n in table.column_names}
     return trajectories, credit
 
 
-def _row(t: Trajectory, index: int, s: Step) -> dict[str, Any]:
+def _task_row(t: Trajectory, index: int) -> dict[str, Any]:
     return {
         "question_id": t.question.id,
         "rollout": t.rollout,
         "step": index,
         "question": t.question.text,
         "answers": json.dumps(t.question.answers, ensure_ascii=False),
+        "status": t.status,
+        "answer": t.answer,
+        "reward": t.reward,
+        "f1": t.f1,
+        "em": t.em,
+        "format": t.format,
+    }
+
+
+def _row(t: Trajectory, index: int, s: Step) -> dict[str, Any]:
+    return _task_row(t, index) | {
         "prompt_ids": s.prompt_ids,
         "head_tokens": s.head_tokens,
         "output_ids": s.output_ids,
@@ -112,12 +134,6 @@ def _row(t: Trajectory, index: int, s: Step) -> dict[str, Any]:
         "observation_ids": s.observation_ids,
         "finish_reason": s.finish_reason,
         "policy_version": s.policy_version,
-        "status": t.status,
-        "answer": t.answer,
-        "reward": t.reward,
-        "f1": t.f1,
-        "em": t.em,
-        "format": t.format,
     }
 
 

@@ -99,7 +99,7 @@ def token_span(offsets: Sequence[tuple[int, int]], start: int, end: int) -> tupl
 
     offsets: [T] characters of each token. Empty where no character lies between.
     """
-    inside = [i for i, (a, b) in enumerate(offsets) if a < end and b > start]
+    inside = [i for i, (a, b) in enumerate(offsets) if max(a, start) < min(b, end)]
     return (inside[0], inside[-1] + 1) if inside else (0, 0)
 
 

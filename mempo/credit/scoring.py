@@ -37,10 +37,10 @@ def score_group(
 ) -> list[list[tuple[float, float]]]:
     """(P(answer | memory), P(answer | full history)) of every step of one question's rollouts.
 
-    trajectories: per rollout its steps. P is NaN where the step has no <mem>, and P_full where
-    it was not asked for. The history of step t is all that came before it: the earlier steps'
-    outputs and replies. Of several aliases the one likeliest under the memory counts, and the
-    same one is used for the history.
+    trajectories: per rollout its steps. P is NaN where the step has no <mem> or the gold has
+    no tokens, and P_full where it was not asked for. The history of step t is all that came
+    before it: the earlier steps' outputs and replies. Of several aliases the one likeliest under
+    the memory counts, and the same one is used for the history.
     """
     return score_questions(codec, [(question, trajectories)], logprobs, full=full)[0]
 
@@ -69,7 +69,7 @@ def score_questions(
 
     plan = []  # per group, trajectory and step: rows of the aliases under memory, under history
     for question, trajectories in groups:
-        golds = [codec.encode(text) for text in gold_texts(question)]
+        golds = [ids for text in gold_texts(question) if (ids := codec.encode(text))]
         group_plan = []
         for steps in trajectories:
             history: list[int] = []

@@ -153,12 +153,14 @@ class AtlasWorld:
                 kept = self._remember(kept, parts[i - 1], reply, facts, settings, rng)
             memory = " ; ".join(kept.values()) or EMPTY_MEMORY
             shown = memory if kind == "self_memory" else None
+            # The thought walks along the question: what was looked up last, then what is next.
+            think = " ; ".join([*parts[:i][-1:], part or "done"])
             if part is None:
-                steps.append(ScriptedStep(shown, "done", "answer", question.gold))
+                steps.append(ScriptedStep(shown, think, "answer", question.gold))
             else:
                 reply = self._reply(question, part)
                 assert isinstance(reply, str)
-                steps.append(ScriptedStep(shown, "next", "tool_call", part, reply))
+                steps.append(ScriptedStep(shown, think, "tool_call", part, reply))
         agent = "self_memory" if kind == "self_memory" else "react"
         return Script(question, agent, tuple(steps))
 
@@ -178,7 +180,7 @@ class AtlasWorld:
             if luck < settings.miss:
                 return kept
             if luck < settings.miss + settings.wrong:
-                new = str(rng.choice([f for f in reply.split(" ; ") if f != new]))
+                new = str(rng.choice([f for f in reply.split(" ; ") if f != new] or [new]))
         return {**kept, part: new}
 
 

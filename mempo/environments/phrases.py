@@ -14,7 +14,7 @@ _STOP = frozenset(_SMALL_WORDS.split("|"))
 _ABBREVIATION = re.compile(
     r"(?:\b(?:[A-Z]|Jr|Sr|St|Dr|Mr|Mrs|Ms|No|vs|c|ca|Inc|Lt|Col|Gen|Jan|Feb|Aug|Sept?|Oct|Nov|Dec))\.$"
 )
-_SENTENCE_END = re.compile(r"[.!?][\"')\]]*\s+(?=[\"'(\[]?[A-Z0-9])")
+_SENTENCE_END = re.compile(r"[.!?][\"')\]]*\s+(?=[\"'(\[]?[A-ZÀ-ÖØ-Þ0-9])")
 _CAPITAL = r"[A-ZÀ-ÖØ-Þ][\w'\u2019.\-]*\w"
 _NAME = re.compile(
     rf"{_CAPITAL}(?:\s+(?:(?:of|the|de|von|van|der|la|le|du|da|di|del|al|and|&)\s+){{0,2}}"
@@ -110,7 +110,8 @@ def note(title: str, text: str, phrase: str = "", *, about: str = "", max_words:
         cut = _up_to(sentence, phrase, max_words)
         known = set(fold(f"{title} {phrase}")[0].split()) | _STOP
         if set(fold(cut)[0].split()) <= known:  # the phrase is all that it would say
-            cut = _clause(sentence, max(max_words - 8, len(cut.split()) + 8))
+            longer = _clause(sentence, max(max_words - 8, len(cut.split()) + 8))
+            cut = longer if find(longer, phrase) else cut
     cut = _trim(cut)
     names_itself = find(cut, bare(title)) or _starts_with_part_of(cut, title)
     return cut if names_itself else f"{title}: {cut}"

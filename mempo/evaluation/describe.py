@@ -48,7 +48,7 @@ def describe(
                 "reward": t.reward,
                 "f1": t.f1,
                 "em": t.em,
-                "advantage": _at(credit, "adv_traj", first),
+                "advantage": _at(credit, "adv_traj", first) if t.steps else None,
                 "steps": steps,
             }
         )

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
+_REPLACED = "\ufffd".encode()
+
 
 @lru_cache(maxsize=1)
 def _byte_of_char() -> dict[str, int]:
@@ -57,20 +59,20 @@ class Codec:
         state = json.loads(self.tokenizer.backend_tokenizer.to_str())
         kind = json.dumps(state.get("decoder") or {})
         added = {int(t["id"]): t["content"] for t in state.get("added_tokens", [])}
-        tokens = self.tokenizer.convert_ids_to_tokens(range(len(self.tokenizer)))
-        pieces = []
-        for i, token in enumerate(tokens):
+        vocabulary = self.tokenizer.get_vocab()
+        pieces = [b""] * (max(vocabulary.values()) + 1)  # ids without a token have no bytes
+        for token, i in vocabulary.items():
             if "ByteLevel" in kind:
                 if i in added:
-                    pieces.append(added[i].encode())
+                    pieces[i] = added[i].encode()
                 else:
-                    pieces.append(bytes(_byte_of_char()[c] for c in token))
+                    pieces[i] = bytes(_byte_of_char()[c] for c in token)
             elif state["model"]["type"] == "WordLevel":
-                pieces.append(b" " + token.encode())
+                pieces[i] = b" " + token.encode()
             elif token.startswith("<0x") and len(token) == 6 and token.endswith(">"):
-                pieces.append(bytes([int(token[3:5], 16)]))
+                pieces[i] = bytes([int(token[3:5], 16)])
             else:
-                pieces.append(token.replace("\u2581", " ").encode())
+                pieces[i] = token.replace("\u2581", " ").encode()
         return pieces
 
     def text(self, ids: Sequence[int]) -> str:
@@ -88,6 +90,7 @@ class Codec:
         pending: list[int] = []  # tokens whose character is not complete yet
         for index, token in enumerate(ids):
             piece = pieces[token] if token < len(pieces) else b""
+            held = decoder.getstate()[0]
             part = decoder.decode(piece)
             carries = bool(decoder.getstate()[0])  # bytes of a character still to come
             start, position = position, position + len(part)
@@ -95,6 +98,8 @@ class Codec:
                 offsets[earlier] = (offsets[earlier][0], start + 1)
             if part:
                 pending = []
+            if held and part.startswith("\ufffd") and not (held + piece).startswith(_REPLACED):
+                start += 1  # the held bytes stayed broken: their mark is none of this token's
             offsets.append((start, position + 1 if carries else position))
             if carries:
                 pending.append(index)

@@ -30,11 +30,15 @@ def logprobs_of(
     """[N] log-probs of `targets` under the distribution that was sampled from.
 
     logits: [N, V]. Temperature first, then truncation, then normalisation, as samplers do.
-    A target outside the truncated set has -inf.
+    A target outside the truncated set counts as inside it: it was sampled, so it left the set by
+    rounding at its edge or by an update since (or under another policy, the reference), and a
+    log-prob of -inf would make audit and loss infinite.
     """
     s = sampling or Sampling()
-    scaled = truncate(logits / s.divisor, top_p=s.top_p, top_k=s.top_k)
-    return scaled.log_softmax(-1).gather(-1, targets[:, None])[:, 0]
+    scaled = logits / s.divisor
+    own = scaled.gather(-1, targets[:, None])
+    kept = truncate(scaled, top_p=s.top_p, top_k=s.top_k).scatter(-1, targets[:, None], own)
+    return kept.log_softmax(-1).gather(-1, targets[:, None])[:, 0]
 
 
 def truncate(logits: torch.Tensor, *, top_p: float = 1.0, top_k: int = 0) -> torch.Tensor:

@@ -19,16 +19,17 @@ def load_codec(policy: Policy, environment: Environment) -> Codec:
         from mempo.policies.tiny import tiny_tokenizer
 
         return Codec(tiny_tokenizer(AtlasWorld(environment).words()))
-    from transformers import AutoTokenizer
+    from transformers import PreTrainedTokenizerFast
 
     _check_folder(policy.model)
-    tokenizer = AutoTokenizer.from_pretrained(policy.model)
-    if not getattr(tokenizer, "is_fast", False):
+    if Path(policy.model).is_dir() and not (Path(policy.model) / "tokenizer.json").is_file():
         raise ValueError(
-            f"policy.model: {policy.model} has no fast tokenizer (tokenizer.json); spans of "
+            f"policy.model: {policy.model} has no tokenizer.json (a fast tokenizer); spans of "
             "tokens cannot be computed without one"
         )
-    return Codec(tokenizer)
+    # What tokenizer.json says, as it is: AutoTokenizer rebuilds it as the kind that is usual for
+    # the architecture, which is another tokenizer where the vocabulary is not the usual one.
+    return Codec(PreTrainedTokenizerFast.from_pretrained(policy.model))
 
 
 def load_model(policy: Policy, codec: Codec, *, seed: int = 0) -> Any:
@@ -36,7 +37,7 @@ def load_model(policy: Policy, codec: Codec, *, seed: int = 0) -> Any:
     if policy.model == "tiny":
         from mempo.policies.tiny import tiny_model
 
-        return tiny_model(len(codec.tokenizer), seed)
+        return tiny_model(len(codec.tokenizer), seed).to(getattr(torch, policy.dtype))
     from transformers import AutoModelForCausalLM
 
     _check_folder(policy.model)
@@ -53,7 +54,9 @@ def _check_folder(model: str) -> None:
     looks_local = folder.is_absolute() or model.startswith((".", "~")) or model.count("/") != 1
     if folder.is_dir():
         if not (folder / "config.json").is_file():
-            raise ValueError(f"policy.model: {model} has no config.json, so it is not a model folder")
+            raise ValueError(
+                f"policy.model: {model} has no config.json, so it is not a model folder"
+            )
     elif looks_local or model.startswith("models/"):
         raise ValueError(
             f"policy.model: there is no folder {model}; give an existing one or a hub name "

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 TAGS = [f"<{s}{t}>" for t in ("mem", "think", "tool_call", "answer", "information")
         for s in ("", "/")]
-_GLUE = ["self_memory", "react", ";", "nothing", "next", "done"]
+_GLUE = ["self_memory", "react", ";", "nothing", "done"]
 
 
 def tiny_tokenizer(words: Sequence[str]) -> Any:

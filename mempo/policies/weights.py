@@ -25,8 +25,9 @@ def load_weights(model: Any, path: Path) -> str:
     """Copy the parameters in place, tied ones once; the digest of what the model holds now."""
     tensors = load_file(path)
     parameters = dict(model.named_parameters())
-    if parameters.keys() != tensors.keys():
-        odd = sorted(parameters.keys() ^ tensors.keys())[:3]
+    here, there = ({n: t.shape for n, t in d.items()} for d in (parameters, tensors))
+    if here != there:
+        odd = sorted({n for n, _ in here.items() ^ there.items()})[:3]
         raise ValueError(f"weights {path} are of another model: {', '.join(odd)} differ")
     for name, parameter in parameters.items():
         parameter.copy_(tensors[name])

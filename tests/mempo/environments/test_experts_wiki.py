@@ -1,3 +1,4 @@
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -134,9 +135,8 @@ def test_what_the_expert_cannot_find_it_does_not_script():
     unknown = replace(ONE, supporting_ids=(("singer", "nowhere"),))
     rng = np.random.default_rng(0)
     assert script(unknown) is None
-    assert [] == calibration_pairs(
-        unknown, search=search, passages=PASSAGES, shorten=shorten, rng=rng
-    )
+    pairs = calibration_pairs(unknown, search=search, passages=PASSAGES, shorten=shorten, rng=rng)
+    assert pairs == []
 
 
 @given(st.integers(0, 2**32), st.sampled_from([ONE, TWO, BOTH]))
@@ -149,17 +149,16 @@ def test_every_step_is_well_formed_and_copied_from_what_the_policy_sees(seed, qu
         assert parse_step(f"{blocks}<{step.action}>{step.text}</{step.action}>").well_formed
         if step.action == "tool_call":
             assert find(seen, step.text)
-        for fact in (step.memory or "").replace("[1] ", "").replace(" [2] ", " | ").split(" | "):
-            name, _, said = fact.rpartition(": ")
-            assert fact == EMPTY_MEMORY or find(seen, said.removeprefix("[2] "))
-            assert find(seen, name) or not name
+        for fact in re.split(r"\[\d\]|\|", step.memory or ""):
+            copied = [part for part in fact.strip().split(": ") if part]  # title and sentence
+            assert fact == EMPTY_MEMORY or all(find(seen, part) for part in copied)
         seen = f"{question.text}\n{step.memory}\n{step.observation}"
 
 
 def test_replies_look_like_the_worlds(tmp_path):
     corpus, questions = tmp_path / "corpus.jsonl", tmp_path / "questions.jsonl"
     corpus.write_text(
-        '{"id": "song", "contents": "\\"Low (song)\\"\\nLow is a song by Dan Snow. It sold well."}\n'
+        '{"id": "song", "contents": "\\"Low (song)\\"\\nLow is a song by Dan Snow."}\n'
         '{"id": "rain", "contents": "\\"Rain\\"\\nRain is not a low song."}\n'
     )
     questions.write_text('{"id": "one", "question": "Who?", "golden_answers": ["x"]}\n')

@@ -5,10 +5,9 @@ from mempo.types import Passage, Question
 
 SONG = Passage("p1", "Low (song)", "Low is a song by Dan Snow. It sold well.")
 SINGER = Passage("p2", "Dan Snow", "Dan Snow (born 5 May 1987) is a singer. He lives in Rome.")
-OTHER = Passage("p3", "Snow", "Snow is frozen rain.")
+OTHER = Passage("p3", "Ice", "Ice is frozen rain.")
 PASSAGES = {p.id: p for p in (SONG, SINGER, OTHER)}
 ASKED = "When was the performer of song Low (Song) born?"
-COMPARED = "Are Dan Snow and Snow both cold?"
 
 
 def question(answers=("5 May 1987",), ids=("p2", "p1"), text=ASKED) -> Question:
@@ -51,16 +50,19 @@ def test_any_alias_will_do():
 
 def test_relation_words_are_added_where_the_bridge_alone_finds_other_things():
     def picky(query: str) -> list[Passage]:
-        return [SINGER] if query == "Dan Snow performer song born" else [SONG, OTHER]
+        return [SINGER] if query == "Dan Snow performer born" else [SONG, OTHER]
 
     hops = planned(question(text="When was the performer of song Low born?"), search=picky)
     assert hops is not None
-    assert (hops[0][1].name, hops[0][1].query) == ("Dan Snow", "Dan Snow performer song born")
+    assert (hops[0][1].name, hops[0][1].query) == ("Dan Snow", "Dan Snow performer born")
 
 
 def test_a_passage_that_nothing_names_is_searched_with_the_words_of_the_question():
-    hops = planned(question(("frozen rain",), ("p3",), "What is the cold stuff made of?"),
-                   search=lambda query: [OTHER] if query == "cold stuff made" else [SONG])  # fmt: skip
+    def by_words(query: str) -> list[Passage]:
+        return [OTHER] if query == "cold stuff made" else [SONG]
+
+    asked = question(("frozen rain",), ("p3",), "What is the cold stuff made of?")
+    hops = planned(asked, search=by_words)
     assert hops is not None
     assert [(h.name, h.query) for h in hops[0]] == [("", "cold stuff made")]
 
@@ -68,8 +70,8 @@ def test_a_passage_that_nothing_names_is_searched_with_the_words_of_the_question
 def test_an_adjective_or_a_date_is_no_bridge():
     film = Passage("f", "Vale", "Vale is a Danish film of June 1942 by an artist.")
     artist = Passage("a", "Eva Lind", "Eva Lind was a Danish artist, born in June, who liked May.")
-    asked = Question("q", "Which month did the maker of Vale like?", 1, [["May"]],
-                     supporting_ids=(("f", "a"),))  # fmt: skip
+    text = "Which month did the maker of Vale like?"
+    asked = Question("q", text, 1, [["May"]], supporting_ids=(("f", "a"),))
     queries: list[str] = []
 
     def search(query: str) -> list[Passage]:
@@ -80,12 +82,11 @@ def test_an_adjective_or_a_date_is_no_bridge():
     assert not {"Danish", "June"} & set(queries)
 
 
-def test_a_comparison_takes_its_passages_in_the_order_of_the_question():
-    hops = planned(question(("yes",), ("p3", "p2"), "Are Dan Snow and Low both loud?"))
-    assert hops is None  # p3 is Snow, which only `Dan Snow` names, and finds second
-    hops = planned(question(("yes",), ("p1", "p2"), "Are Dan Snow and Low (song) both loud?"))
+@pytest.mark.parametrize(("first", "second"), [("Low (song)", "Ice"), ("Ice", "Low (song)")])
+def test_a_comparison_takes_its_passages_in_the_order_of_the_question(first, second):
+    hops = planned(question(("yes",), ("p3", "p1"), f"Are {first} and {second} both cold?"))
     assert hops is not None
-    assert [h.query for h in hops[0]] == ["Dan Snow", "Low (song)"]
+    assert [h.query for h in hops[0]] == [first, second]
     assert [h.answer for h in hops[0]] == ["", ""]
 
 
@@ -107,15 +108,15 @@ def test_questions_without_supporting_ids_give_no_plan():
 
 
 def test_objectives_are_planned_one_by_one_from_their_own_part():
-    other = "Are Dan Snow and Low (song) both loud?"
+    other = "Are Ice and Low (song) both cold?"
     both = Question(
         "q",
         f"{ASKED}; {other}",
         2,
         [["5 May 1987"], ["yes"]],
         (ASKED, other),
-        (("p1", "p2"), ("p1", "p2")),
+        (("p1", "p2"), ("p1", "p3")),
     )
     hops = planned(both)
     assert hops is not None
-    assert [[h.passage.id for h in part] for part in hops] == [["p1", "p2"], ["p2", "p1"]]
+    assert [[h.passage.id for h in part] for part in hops] == [["p1", "p2"], ["p3", "p1"]]

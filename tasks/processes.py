@@ -1,0 +1,50 @@
+"""Is the process that owns a run still alive? Process ids are reused, so they are not enough."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from pathlib import Path
+
+
+def host() -> str:
+    """The name of this machine."""
+    return socket.gethostname()
+
+
+def birth(pid: int) -> str:
+    """Where and when a process was born: 'place/start', or '' where no such process runs.
+
+    On Linux the place is the kernel's boot id and the namespace of process ids, because two
+    containers may share a host name but not see each other's processes. A zombie has ended: it
+    only waits for its parent to ask.
+    """
+    if not Path("/proc/self/stat").exists():
+        shown = subprocess.run(
+            ["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
+        )
+        return f"/{shown.stdout.strip()}" if shown.stdout.strip() else ""
+    try:
+        # The command's name, in brackets, may hold spaces: count the fields from its end.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    state, start = fields[0], fields[19]
+    return "" if state in "ZX" else f"{_place()}/{start}"
+
+
+def alive(host_name: str, pid: str, born: str) -> bool | None:
+    """Whether the process still runs; None where that cannot be seen from here."""
+    place = born.rpartition("/")[0]
+    if host_name != host() or not pid.isdigit() or not born or place != _place():
+        return None
+    return birth(int(pid)) == born
+
+
+def _place() -> str:
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
