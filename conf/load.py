@@ -188,7 +188,8 @@ def _section(key: str) -> type[Settings] | None:
     return annotation if is_section else None
 
 
-def _names() -> list[str]:
+def setting_names() -> list[str]:
+    """Every setting by its dotted name, in the order of `mempo.config`."""
     names: list[str] = []
     for key in Experiment.model_fields:
         section = _section(key)
@@ -197,7 +198,7 @@ def _names() -> list[str]:
 
 
 def _check_known(dotted: str, where: str) -> None:
-    names = _names()
+    names = setting_names()
     if dotted in names:
         return
     if _section(dotted) is not None:

@@ -69,9 +69,12 @@ def write_rollouts(
         for row in ([_row(t, i, s) for i, s in enumerate(t.steps)] or [_task_row(t, -1)])
     ]
     table = pa.Table.from_pylist(rows, schema=SCHEMA)
+    is_step = np.array([row["step"] >= 0 for row in rows], dtype=bool)
     for name, values in (credit or {}).items():
+        if len(values) != is_step.sum():
+            raise ValueError(f"{name}: {len(values)} values for {is_step.sum()} steps")
         column = np.full(len(rows), np.nan)
-        column[[row["step"] >= 0 for row in rows]] = values
+        column[is_step] = values
         table = table.append_column(name, pa.array(column))
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_suffix(".partial")

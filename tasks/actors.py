@@ -16,8 +16,10 @@ Metrics = dict[str, float]
 
 def _set_up(threads: int) -> None:
     import torch
+    import transformers
 
     torch.set_num_threads(threads)
+    transformers.logging.disable_progress_bar()
 
 
 class Sampler:

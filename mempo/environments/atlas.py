@@ -23,11 +23,16 @@ EMPTY_MEMORY = "nothing"
 _FINISHES = 25  # second words of a value, shared by all attributes
 
 
-def _words(count: int, ending: str) -> list[str]:
+def _words(count: int, ending: str, setting: str) -> list[str]:
     """`count` distinct invented words, the same ones at every call."""
     consonants, vowels = "bdfgklmnprstvz", "aeiou"
     syllables = [c + v for c, v in product(consonants, vowels)]
     pairs = [a + b for a, b in product(syllables, syllables)]
+    if count > len(pairs):
+        raise ValueError(
+            f"environment.{setting}: the atlas can invent {len(pairs)} words of a kind, not "
+            f"{count}; lower it"
+        )
     order = generator("atlas", ending).permutation(len(pairs))
     return [pairs[i] + ending for i in order[:count]]
 
@@ -37,14 +42,14 @@ class AtlasWorld:
 
     def __init__(self, settings: Environment):
         self.settings = settings
-        self.entities = _words(settings.entities, "n")
-        self.attributes = _words(settings.attributes, "s")
-        values = _words(settings.attributes * settings.values, "x")
+        self.entities = _words(settings.entities, "n", "entities")
+        self.attributes = _words(settings.attributes, "s", "attributes")
+        values = _words(settings.attributes * settings.values, "x", "values")
         self.values = {
             a: values[i * settings.values : (i + 1) * settings.values]
             for i, a in enumerate(self.attributes)
         }
-        self.finishes = _words(_FINISHES, "t")
+        self.finishes = _words(_FINISHES, "t", "finishes")
         self._facts: dict[str, dict[tuple[str, str], str]] = {}
         keys = settings.entities * settings.attributes
         if settings.reply_facts > keys:

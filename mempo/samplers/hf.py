@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,9 @@ class TransformersSampler:
         self.stop = tuple(stop)
         self.batch_size = batch_size
         self.eos = _end_ids(model, codec)
+        # transformers 5.24 renamed it, and later releases know the new name alone.
+        known = signature(model.forward).parameters
+        self._cache_name = "cache" if "cache" in known else "past_key_values"
         self._tail_tokens = max(len(s) for s in self.stop) + 2  # more than a stop string covers
         lasts = {s[-1] for s in self.stop}
         self._may_stop = {  # a stop string can only be completed by one of these
@@ -65,11 +69,11 @@ class TransformersSampler:
                 input_ids=ids,
                 attention_mask=mask,
                 position_ids=positions,
-                past_key_values=cache,
                 use_cache=True,
                 logits_to_keep=1,
+                **{self._cache_name: cache},
             )
-            cache = out.past_key_values
+            cache = out[self._cache_name]
             u = np.array([uniforms[i][step] for i in alive])
             tokens, logps = _sample(out.logits[:, -1].float(), u, sampling)
             stay: list[int] = []

