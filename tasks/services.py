@@ -65,13 +65,18 @@ def prefect_server(say: Callable[[str], None] = print) -> Iterator[str]:
         ValueError: a configured server does not answer.
         RuntimeError: no server could be started; the end of its output is in the message.
     """
+    from prefect.logging.handlers import APILogHandler
+
     if url := configured_prefect_url():
         check_prefect(url)
         with _api_url(url):
             yield url
         return
     with _started(say) as url, _api_url(url):
-        yield url
+        try:
+            yield url
+        finally:
+            APILogHandler().flush()  # its last lines, while there is somebody to take them
 
 
 def check_prefect(url: str) -> None:
@@ -136,6 +141,8 @@ def connect_ray(cluster: Cluster, env: Mapping[str, str] | None = None) -> str:
         raise RuntimeError("this process is connected to a Ray already; call shutdown_ray() first")
     runtime_env = {"env_vars": {**worker_env(cluster), **(env or {})}}
     if not cluster.address:
+        # It warns that a token guards this Ray, as is its default and right.
+        logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
         ray.init(
             address="local",  # never a Ray that RAY_ADDRESS or a file of an old session names
             num_cpus=cluster.cpus or available_cores(),

@@ -83,7 +83,12 @@ def calibration_row(codec: Codec, agent: Agent, question: Question, context: lis
 
 
 def atlas_batch(
-    world: AtlasWorld, codec: Codec, agent: Agent, settings: Sft, *, key: tuple[Key, ...],
+    world: AtlasWorld,
+    codec: Codec,
+    agent: Agent,
+    settings: Sft,
+    *,
+    key: tuple[Key, ...],
     progress: float,
 ) -> list[Row]:
     """`settings.batch_size` rows for the atlas world, a function of `key`.
@@ -94,7 +99,7 @@ def atlas_batch(
     """
     rng = generator(*key)
     stage = min(int(progress * 3) + 1, 3)
-    ladder = settings.objectives[: -(-len(settings.objectives) * stage // 3)]
+    ladder = sorted(settings.objectives)[: -(-len(settings.objectives) * stage // 3)]
     size = settings.batch_size
     rows: list[Row] = []
 

@@ -28,8 +28,7 @@ SYSTEM_PROMPTS = {
     "self_memory": _TASK
     + "Earlier steps are forgotten: begin each step with <mem>all facts you need</mem>"
     "<think>what is missing</think>, then search or give <answer>the answer</answer>.",
-    "react": _TASK
-    + "Begin each step with <think>what is missing</think>, then search or give "
+    "react": _TASK + "Begin each step with <think>what is missing</think>, then search or give "
     "<answer>the answer</answer>.",
 }
 
@@ -76,8 +75,12 @@ def parse_step(text: str, *, memory: bool = True) -> ParsedStep:
         memory_text, memory_at = found.group(1).strip(), found.span(1)
     for name in ("mem", "think"):  # blanked, so that positions stay
         outside = _BLOCK[name].sub(lambda m: " " * len(m.group()), outside)
-    actions = [(m.start(), name, m) for name in ("tool_call", "answer")
-               for m in [_BLOCK[name].search(outside)] if m]
+    actions = [
+        (m.start(), name, m)
+        for name in ("tool_call", "answer")
+        for m in [_BLOCK[name].search(outside)]
+        if m
+    ]
     if not actions:
         return ParsedStep(memory_text, memory_at, "none", "", False)
     _, action, match = min(actions)
@@ -125,9 +128,7 @@ def information_ids(codec: Codec, reply: str) -> list[int]:
     return codec.encode(f"\n<information>{reply}</information>\n")
 
 
-def memory_block_ids(
-    codec: Codec, output_ids: Sequence[int], span: tuple[int, int]
-) -> list[int]:
+def memory_block_ids(codec: Codec, output_ids: Sequence[int], span: tuple[int, int]) -> list[int]:
     """A sampled memory in its tags: <mem> ... </mem>, ready to follow a head.
 
     The memory's own tokens stay as sampled. Only a token that reaches over a tag (">The", "</")

@@ -69,7 +69,9 @@ class AtlasWorld:
             if len(self._facts) > 4096:
                 self._facts.clear()
             rng = generator("atlas-facts", question_id)
-            first = rng.integers(self.settings.values, size=(len(self.attributes), len(self.entities)))
+            first = rng.integers(
+                self.settings.values, size=(len(self.attributes), len(self.entities))
+            )
             second = rng.integers(_FINISHES, size=first.shape)
             self._facts[question_id] = {
                 (a, e): f"{self.values[a][first[i, j]]} {self.finishes[second[i, j]]}"
@@ -87,10 +89,8 @@ class AtlasWorld:
                 "lower it or raise environment.entities"
             )
         chosen = rng.choice(keys, size=objectives, replace=False)
-        parts = [
-            f"{self.attributes[k % len(self.attributes)]} {self.entities[k // len(self.attributes)]}"
-            for k in chosen.tolist()
-        ]
+        places = [divmod(k, len(self.attributes)) for k in chosen.tolist()]
+        parts = [f"{self.attributes[a]} {self.entities[e]}" for e, a in places]
         number = int(rng.integers(2**62))
         question_id = f"atlas-{objectives}-{number:016x}"
         facts = self.facts(question_id)
@@ -105,9 +105,7 @@ class AtlasWorld:
         rng = generator("atlas", split, objectives, *key)
         return [self.question(objectives, rng) for _ in range(count)]
 
-    def reply(
-        self, questions: Sequence[Question], queries: Sequence[str]
-    ) -> list[str | ToolError]:
+    def reply(self, questions: Sequence[Question], queries: Sequence[str]) -> list[str | ToolError]:
         return [self._reply(q, query) for q, query in zip(questions, queries, strict=True)]
 
     def _reply(self, question: Question, query: str) -> str | ToolError:

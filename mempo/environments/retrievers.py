@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 import unicodedata
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
@@ -172,7 +173,7 @@ class SearchR1Client:
             found = reply["result"]
             if len(found) != len(queries):
                 raise ValueError(f"{len(found)} results for {len(queries)} queries")
-            return [[_passage(item) for item in items][:k] for items in found]
+            return [_passages(items, k) for items in found]
 
         try:
             return self._server.post(request, parse)
@@ -206,7 +207,7 @@ class RecallClient:
     def _one(self, query: str, k: int) -> SearchResult:
         request = {"query": query, "top_n": k, "return_score": False}
         try:
-            return self._server.post(request, lambda reply: [_passage(i) for i in reply][:k])
+            return self._server.post(request, lambda reply: _passages(reply, k))
         except ToolError as error:
             return error
 
@@ -228,6 +229,7 @@ class _Server:
         self._retries = retries
         self._wait_s = wait_s
         self._client = httpx.Client(timeout=_TIMEOUT)
+        weakref.finalize(self, self._client.close)  # connections stay open until then
 
     def post(self, request: Mapping[str, Any], parse: Callable[[Any], R]) -> R:
         """The parsed reply.
@@ -257,13 +259,12 @@ class _Server:
         )
 
     def _parsed(self, response: httpx.Response, parse: Callable[[Any], R]) -> R:
-        if not response.is_success:
+        try:
+            return parse(response.raise_for_status().json())
+        except httpx.HTTPStatusError:
             reason = f"HTTP {response.status_code}"
-        else:
-            try:
-                return parse(response.json())
-            except (ValueError, LookupError, TypeError, AttributeError) as error:
-                reason = f"{type(error).__name__}: {error}"
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            reason = f"{type(error).__name__}: {error}"
         raise _Refused(
             f"environment.retriever_url: {self._url} sent no passages ({reason}); check that "
             "environment.retriever names this server's protocol"
@@ -274,6 +275,12 @@ def _check(search: Callable[[Sequence[str], int], list[SearchResult]]) -> None:
     [result] = search(["Who wrote Hamlet?"], 1)
     if isinstance(result, ToolError):
         raise ValueError(str(result)) from result
+
+
+def _passages(items: Any, k: int) -> list[Passage]:
+    if not isinstance(items, list):  # an empty object or text would pass for "nothing found"
+        raise TypeError(f"{type(items).__name__} instead of a list of passages")
+    return [_passage(item) for item in items[:k]]
 
 
 def _passage(item: Mapping[str, Any]) -> Passage:
@@ -289,5 +296,4 @@ def _passage(item: Mapping[str, Any]) -> Passage:
 
 def _fold(text: str) -> str:
     """The text without accents."""
-    decomposed = unicodedata.normalize("NFKD", text)
-    return "".join(char for char in decomposed if not unicodedata.combining(char))
+    return "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))

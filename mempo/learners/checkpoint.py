@@ -21,7 +21,8 @@ def write(folder: Path, fill: Callable[[Path], None], state: dict[str, Any]) -> 
     (aside / MARKER).write_text(json.dumps(state, indent=2, sort_keys=True))
     for file in [*aside.rglob("*"), aside]:
         _sync(file)
-    shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():
+        _delete(folder)
     aside.rename(folder)
     _sync(folder.parent)
     return folder
@@ -37,8 +38,14 @@ def prune(parent: Path, keep: int) -> list[Path]:
     complete = sorted(f for f in parent.iterdir() if f.is_dir() and is_complete(f))
     old = complete[:-keep]
     for folder in old:
-        shutil.rmtree(folder)
+        _delete(folder)
     return old
+
+
+def _delete(folder: Path) -> None:
+    """The marker goes first, so that what a kill leaves behind does not count as complete."""
+    (folder / MARKER).unlink(missing_ok=True)
+    shutil.rmtree(folder)
 
 
 def _sync(path: Path) -> None:

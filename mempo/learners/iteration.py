@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,7 +11,7 @@ from mempo.config import Audit, Experiment
 from mempo.credit.advantage import token_advantages
 from mempo.draws import generator
 from mempo.learners.loss import token_weights
-from mempo.learners.packing import Row, sampled_row
+from mempo.learners.packing import sampled_row
 from mempo.learners.torch_learner import TorchLearner, TrainRow
 from mempo.policies.distribution import Sampling
 from mempo.types import Trajectory
@@ -31,24 +32,36 @@ def train_on(
     """Audit, then `epochs` x `minibatches` optimiser steps. adv_*: a value a step, in order.
 
     Returns the iteration's metrics. Minibatches are split by trajectory, in an order drawn from
-    (seed, iteration, epoch).
+    (seed, iteration, epoch). AuditError where a step comes without log-probs; a step without a
+    trained token is counted (`loss/empty_steps`) and named in a warning.
     """
     sampling = Sampling(
         experiment.rollout.temperature, experiment.rollout.top_p, experiment.rollout.top_k
     )
     steps = [(n, s) for n, t in enumerate(trajectories) for s in t.steps]
+    names = [
+        f"{t.question.id} rollout {t.rollout} step {at}"
+        for t in trajectories
+        for at in range(len(t.steps))
+    ]
+    for name, (_, s) in zip(names, steps, strict=True):
+        if s.output_ids and not s.logprobs:
+            raise AuditError(f"{name}: the sampler's log-probs are missing; the audit needs them")
     rows = [sampled_row(s.prompt_ids, s.output_ids, len(s.logprobs)) for _, s in steps]
+    empty = [name for name, row in zip(names, rows, strict=True) if not row.targets]
+    if empty:
+        warnings.warn(
+            f"{len(empty)} steps have no trained token; the first: {empty[0]}", stacklevel=2
+        )
     old = learner.logprobs(rows, sampling)
     audited = audit(
         old,
         [s.logprobs for _, s in steps],
-        [f"{trajectories[n].question.id} rollout {trajectories[n].rollout}" for n, _ in steps],
+        names,
         experiment.audit,
         exact=experiment.policy.dtype == "float32",
     )
-    reference = (
-        learner.logprobs(rows, sampling, reference=True) if experiment.loss.kl > 0 else None
-    )
+    reference = learner.logprobs(rows, sampling, reference=True) if experiment.loss.kl > 0 else None
     advantages = [
         token_advantages(row.targets, s.mem_spans, at, am, experiment.memory.weight)
         for row, (_, s), at, am in zip(rows, steps, adv_traj, adv_mem, strict=True)
@@ -74,7 +87,7 @@ def train_on(
                 for i, w in zip(chosen, weights, strict=True)
             ]
             results.append(learner.update(batch, experiment.loss, sampling))
-    return {**audited, **_summary(results), "loss/empty_steps": float(_empty(rows))}
+    return {**audited, **_summary(results), "loss/empty_steps": float(len(empty))}
 
 
 def audit(
@@ -90,9 +103,11 @@ def audit(
     exact (float32): the bound is on the largest difference; else (bfloat16) on the mean.
     """
     differences = [
-        np.abs(a - np.asarray(b, dtype=np.float64)) for a, b in zip(learner_S, sampler_S, strict=True)
+        np.abs(a - np.asarray(b, dtype=np.float64))
+        for a, b in zip(learner_S, sampler_S, strict=True)
     ]
-    worst = max(range(len(differences)), key=lambda i: differences[i].max(initial=0.0), default=0)
+    size = [np.nan_to_num(d, nan=np.inf).max(initial=0.0) for d in differences]
+    worst = max(range(len(differences)), key=size.__getitem__, default=0)
     together = np.concatenate(differences) if differences else np.zeros(0)
     mean = float(together.mean()) if together.size else 0.0
     largest = float(together.max(initial=0.0))
@@ -108,13 +123,13 @@ def audit(
 
 
 def _summary(results: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Means over the optimiser steps that were taken; the number skipped."""
+    """Means over the optimiser steps that were taken (zeros where none was); the number skipped."""
     taken = [r for r in results if not r["skipped"]]
-    names = ("policy", "kl", "clip_frac", "entropy", "grad_norm")
-    metrics = {f"loss/{n}": float(np.mean([r[n] for r in taken])) for n in names if taken}
+    shown = taken or results[:1]
+    metrics = {
+        f"loss/{n}": float(np.mean([r[n] for r in shown]))
+        for n in ("policy", "kl", "clip_frac", "entropy", "grad_norm")
+        if shown and n in shown[0]
+    }
     metrics["loss/skipped_updates"] = float(len(results) - len(taken))
     return metrics
-
-
-def _empty(rows: Sequence[Row]) -> int:
-    return sum(row.targets == 0 for row in rows)

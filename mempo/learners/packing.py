@@ -55,7 +55,9 @@ def micro_batches(rows: Sequence[Row], micro_tokens: int) -> Iterator[list[int]]
         yield batch
 
 
-def target_logits(model: Any, rows: Sequence[Row], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
+def target_logits(
+    model: Any, rows: Sequence[Row], pad_id: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits that predict each target of `rows`, and the targets themselves.
 
     Returns ([N, V] in float32, [N] ids), N = all targets of all rows, row after row. Logit n is

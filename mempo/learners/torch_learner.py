@@ -62,7 +62,7 @@ class TorchLearner:
             chosen = [rows[i] for i in batch]
             logits, targets = target_logits(model, chosen, self.codec.pad_id)
             values = logprobs_of(logits, targets, sampling)
-            parts = np.split(values.numpy(), np.cumsum([r.targets for r in chosen])[:-1])
+            parts = np.split(values.cpu().numpy(), np.cumsum([r.targets for r in chosen])[:-1])
             for i, part in zip(batch, parts, strict=True):
                 results[i] = part
             self.tokens += sum(len(r.ids) for r in chosen)
@@ -71,21 +71,21 @@ class TorchLearner:
     def update(
         self, rows: Sequence[TrainRow], loss: Loss, sampling: Sampling | None = None
     ) -> dict[str, float]:
-        """One optimiser step on a minibatch; the sums over it. Nothing to train: no step.
+        """One optimiser step on a minibatch and its metrics. Nothing to train: no step.
 
-        Without any non-zero advantage and without KL the gradient is exactly zero, and the step
-        is skipped, so that weight decay and momentum do not move the policy on no evidence.
+        `policy` is the loss as it is minimised; `kl` and `clip_frac` are means over tokens,
+        weighted as in the loss, `entropy` is the plain one. Without any non-zero advantage and
+        without KL the gradient is exactly zero, and the step is skipped, so that weight decay
+        and momentum do not move the policy on no evidence.
         """
         useful = [r for r in rows if r.row.targets]
         signal = any(np.any(r.advantages) for r in useful) or (loss.kl > 0 and useful)
         if not signal:
-            return {"skipped": 1.0}
-        sums = dict.fromkeys(("policy", "kl", "clip_frac", "entropy"), 0.0)
+            return {"policy": 0.0, "kl": 0.0, "clip_frac": 0.0, "grad_norm": 0.0, "skipped": 1.0}
+        sums: dict[str, float] = dict.fromkeys(("policy", "kl", "clip_frac", "entropy"), 0.0)
         for batch in micro_batches([r.row for r in useful], self.settings.micro_tokens):
             chosen = [useful[i] for i in batch]
-            logits, targets = target_logits(
-                self.model, [r.row for r in chosen], self.codec.pad_id
-            )
+            logits, targets = target_logits(self.model, [r.row for r in chosen], self.codec.pad_id)
             device = logits.device
             logp = logprobs_of(logits, targets, sampling)
 
@@ -111,6 +111,9 @@ class TorchLearner:
             sums["entropy"] += float(entropy(logits.detach()).sum())
             self.tokens += sum(len(r.row.ids) for r in chosen)
         sums["entropy"] /= sum(r.row.targets for r in useful)
+        total = sum(r.weight * r.row.targets for r in useful)  # 1, or less with 'constant'
+        sums["kl"] /= total
+        sums["clip_frac"] /= total
         sums["grad_norm"] = self.optimizer.step(self.settings.lr)
         return {**sums, "skipped": 0.0}
 

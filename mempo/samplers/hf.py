@@ -27,7 +27,8 @@ class TransformersSampler:
         # transformers 5.24 renamed it, and later releases know the new name alone.
         known = signature(model.forward).parameters
         self._cache_name = "cache" if "cache" in known else "past_key_values"
-        self._tail_tokens = max(len(s) for s in self.stop) + 2  # more than a stop string covers
+        # More tokens than a stop string covers.
+        self._tail_tokens = max((len(s) for s in self.stop), default=0) + 2
         lasts = {s[-1] for s in self.stop}
         self._may_stop = {  # a stop string can only be completed by one of these
             i for i in range(len(codec.tokenizer)) if lasts & set(codec.text([i]))
@@ -123,9 +124,7 @@ def _sample(
         chosen = logits.argmax(-1)
         scaled = logits
     else:
-        scaled = truncate(
-            logits / sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k
-        )
+        scaled = truncate(logits / sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k)
         cumulative = scaled.softmax(-1).double().cumsum(-1)  # [B, V]
         point = torch.from_numpy(u).to(logits.device)[:, None] * cumulative[:, -1:]
         chosen = torch.searchsorted(cumulative, point, right=True)[:, 0]

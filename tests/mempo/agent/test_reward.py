@@ -16,15 +16,15 @@ from mempo.agent.reward import (
 )
 from mempo.config import Reward
 
-WORD = st.sampled_from(["the", "a", "an", "An", "paris", "Paris!", "rome", "1905", "ö", "'s", "yes"])
+WORD = st.sampled_from(
+    ["the", "a", "an", "An", "paris", "Paris!", "rome", "1905", "ö", "'s", "yes"]
+)
 ANSWER = st.lists(WORD, max_size=6).map(" ".join)
 EM, F1 = Reward(answer="em"), Reward(answer="f1")
 
 
 def reward(answer: str, settings: Reward = EM, *, good: bool = True, em=1.0, f1=1.0) -> float:
-    return trajectory_reward(
-        all_well_formed=good, answer=answer, em=em, f1=f1, settings=settings
-    )
+    return trajectory_reward(all_well_formed=good, answer=answer, em=em, f1=f1, settings=settings)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,9 @@ def test_listing_candidates_in_the_last_piece_is_not_exact():
     assert word_f1 == pytest.approx((1 + 2 / 3) / 2)
 
 
-@given(st.lists(st.tuples(ANSWER, st.lists(ANSWER, min_size=1, max_size=3)), min_size=1, max_size=5))
+@given(
+    st.lists(st.tuples(ANSWER, st.lists(ANSWER, min_size=1, max_size=3)), min_size=1, max_size=5)
+)
 def test_a_whole_answer_scores_the_mean_of_its_pieces(pairs):
     answer, golds = "; ".join(said for said, _ in pairs), [aliases for _, aliases in pairs]
     em, word_f1 = score_answer(answer, golds)

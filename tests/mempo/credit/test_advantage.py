@@ -49,7 +49,9 @@ def test_memory_advantage_by_step_equals_a_naive_loop(rewards: list[list[float]]
         np.testing.assert_allclose([s[t] for s in got if len(s) > t], column, atol=1e-9)
 
 
-@given(st.lists(st.integers(0, 8), min_size=2, max_size=16), st.floats(0.01, 100), st.integers(-9, 9))
+@given(
+    st.lists(st.integers(0, 8), min_size=2, max_size=16), st.floats(0.01, 100), st.integers(-9, 9)
+)
 def test_advantages_do_not_depend_on_scale_and_offset(
     rewards: list[int], scale: float, offset: int
 ) -> None:

@@ -73,14 +73,20 @@ def test_p_answer_equals_a_direct_forward_pass(
     history = [*first.output_ids, *first.observation_ids]
     expected = [
         [
-            (p_answer(model, [*head, *memory("nothing"), *opened], gold),
-             p_answer(model, [*head, *opened], gold)),
-            (p_answer(model, [*head, *memory(f"{words[3]} ; {words[0]}"), *opened], gold),
-             p_answer(model, [*head, *history, *opened], gold)),
+            (
+                p_answer(model, [*head, *memory("nothing"), *opened], gold),
+                p_answer(model, [*head, *opened], gold),
+            ),
+            (
+                p_answer(model, [*head, *memory(f"{words[3]} ; {words[0]}"), *opened], gold),
+                p_answer(model, [*head, *history, *opened], gold),
+            ),
         ],
         [
-            (p_answer(model, [*head, *memory(words[1]), *opened], gold),
-             p_answer(model, [*head, *opened], gold)),
+            (
+                p_answer(model, [*head, *memory(words[1]), *opened], gold),
+                p_answer(model, [*head, *opened], gold),
+            ),
         ],
     ]
     assert [len(steps) for steps in got] == [2, 1]

@@ -118,7 +118,7 @@ def test_the_split_is_a_partition_in_the_order_of_the_file():
 def test_the_split_does_not_change_between_versions():
     # Of q0 to q29 those whose `b2sum --length 64` lies below a fifth of its range.
     _, test = split_questions(many(30), 0.2)
-    assert [q.id for q in test] == IDS
+    assert [q.id for q in test] == ["q0", "q4", "q6", "q9", "q10", "q13", "q17", "q25"]
 
 
 @given(st.sets(st.integers(0, 10_000), max_size=30), st.floats(0, 1), st.floats(0, 1))

@@ -317,7 +317,7 @@ def test_fault_51_unusable_files_are_refused_in_one_line(tmp_path, name, content
 
 
 def test_fault_51_a_missing_file_is_named(tmp_path):
-    with pytest.raises(ValueError, match="none.jsonl: no such file"):
+    with pytest.raises(ValueError, match=r"none\.jsonl: no such file"):
         read_rows(tmp_path / "none.jsonl")
     with pytest.raises(ValueError, match="no such file"):
         read_rows(tmp_path)

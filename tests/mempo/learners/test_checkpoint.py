@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from mempo.learners.checkpoint import MARKER, is_complete, prune, write
 
 
-def fill(text: str):
+def fill(text: str) -> Callable[[Path], None]:
     def into(folder: Path) -> None:
         (folder / "model").mkdir()
         (folder / "model" / "weights").write_text(text)
@@ -64,7 +65,7 @@ def test_fault_39_a_retry_after_a_crash_starts_clean(tmp_path: Path) -> None:
 
 
 def test_an_older_one_is_replaced_whole(tmp_path: Path) -> None:
-    write(tmp_path / "1", lambda f: (f / "old").write_text("x") and None, {})
+    write(tmp_path / "1", lambda f: (f / "old").mkdir(), {})
     folder = write(tmp_path / "1", fill("new"), {})
     assert not (folder / "old").exists()
     assert (folder / "optimizer").read_text() == "new"

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
@@ -13,23 +15,21 @@ from mempo.policies.codec import Codec
 TEXT = st.text(alphabet=st.one_of(st.characters(codec="utf-8"), st.sampled_from("é€😀<>/ \n")))
 
 
-def pieces(codec: Codec) -> list[bytes]:
-    """[V] the bytes of each token of the byte-level tokenizer."""
-    tokens = codec.tokenizer.convert_ids_to_tokens(list(range(len(codec.tokenizer))))
+@pytest.fixture(scope="module")
+def table(codec: Codec) -> list[bytes]:
+    """[V] the bytes of each byte-level token, by GPT-2's rule: printable bytes stand for
+    themselves, the others for the characters from 256 on."""
+    printable = [b for b in range(256) if 33 <= b <= 126 or 161 <= b <= 172 or 174 <= b <= 255]
+    others = [b for b in range(256) if b not in printable]
     special = set(codec.tokenizer.all_special_ids)
     return [
-        t.encode() if i in special else bytes(_byte(c) for c in t) for i, t in enumerate(tokens)
+        token.encode()
+        if i in special
+        else bytes(ord(c) if ord(c) < 256 else others[ord(c) - 256] for c in token)
+        for i, token in enumerate(
+            codec.tokenizer.convert_ids_to_tokens(list(range(len(codec.tokenizer))))
+        )
     ]
-
-
-def _byte(character: str) -> int:
-    """GPT-2's table, by its definition: printable bytes stand for themselves."""
-    printable = [
-        b for b in range(256) if 33 <= b <= 126 or 161 <= b <= 172 or 174 <= b <= 255
-    ]
-    if ord(character) < 256:
-        return ord(character)
-    return [b for b in range(256) if b not in printable][ord(character) - 256]
 
 
 def expected(parts: Sequence[bytes]) -> tuple[str, list[tuple[int, int]]]:
@@ -64,15 +64,14 @@ def test_text_is_the_inverse_of_encode(codec: Codec, text: str) -> None:
 
 @given(text=TEXT, cuts=st.lists(st.integers(0, 200), max_size=12))
 def test_any_split_of_a_text_gives_the_text_and_the_characters_of_each_token(
-    codec: Codec, text: str, cuts: list[int]
+    codec: Codec, table: list[bytes], text: str, cuts: list[int]
 ) -> None:
     """Pieces are cut anywhere, also inside a character, as a sampler may spell them."""
-    table = pieces(codec)
     single = {p: i for i, p in enumerate(table) if len(p) == 1}
     data = text.encode()
     bounds = sorted({0, len(data), *(c for c in cuts if c < len(data))})
     ids: list[int] = []
-    for a, b in zip(bounds, bounds[1:], strict=False):
+    for a, b in pairwise(bounds):
         try:
             ids += codec.encode(data[a:b].decode())
         except UnicodeDecodeError:
@@ -82,8 +81,9 @@ def test_any_split_of_a_text_gives_the_text_and_the_characters_of_each_token(
 
 @settings(max_examples=300)
 @given(data=st.data())
-def test_any_ids_give_their_bytes_read_as_utf8(codec: Codec, data: st.DataObject) -> None:
-    table = pieces(codec)
+def test_any_ids_give_their_bytes_read_as_utf8(
+    codec: Codec, table: list[bytes], data: st.DataObject
+) -> None:
     high = [i for i, p in enumerate(table) if p[0] >= 0x80]
     one = st.one_of(st.integers(0, len(table) - 1), st.sampled_from(high))
     ids = data.draw(st.lists(one, max_size=20))

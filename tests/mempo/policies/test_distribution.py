@@ -56,7 +56,8 @@ def test_temperature_comes_before_the_nucleus() -> None:
 
 
 @pytest.mark.parametrize(
-    ("top_p", "expected"), [(0.5, [0]), (0.66, [0]), (0.67, [0, 1]), (0.9, [0, 1]), (0.92, [0, 1, 2])]
+    ("top_p", "expected"),
+    [(0.5, [0]), (0.66, [0]), (0.67, [0, 1]), (0.9, [0, 1]), (0.92, [0, 1, 2])],
 )
 def test_nucleus_is_the_smallest_set_that_reaches_top_p(top_p: float, expected: list[int]) -> None:
     assert kept(truncate(LOGITS, top_p=top_p)) == expected

@@ -1,0 +1,48 @@
+# make demo            GRPO and MemPO from one cold start, and a page that compares them
+# make demo SCRATCH=1  the same from a cold start of your own (some minutes more)
+# make test            lint, types and tests
+# make lint            lint and types only
+# make ui              Prefect's and MLflow's pages over the runs, until Ctrl-C
+# make clean           removes .venv and caches; runs and models stay
+.POSIX:
+.PHONY: demo test lint ui clean install
+
+PYTHON = python3
+VENV = .venv
+BIN = $(VENV)/bin
+SCRATCH =
+
+demo: $(VENV)/.installed
+	@if [ "$(SCRATCH)" = 1 ]; then \
+		$(BIN)/mempo sft --preset demo --set policy.model=tiny --out models/atlas-sft-scratch && \
+		$(BIN)/mempo ablate demo --set policy.model=models/atlas-sft-scratch; \
+	else \
+		$(BIN)/mempo ablate demo; \
+	fi
+
+test: lint
+	$(BIN)/pytest
+
+lint: $(VENV)/.installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+ui: $(VENV)/.installed
+	@$(BIN)/mempo ui
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find conf flows infra mempo tasks tests -type d -name __pycache__ -prune -exec rm -rf {} +
+
+install: $(VENV)/.installed
+
+# The stamps are newer than pyproject.toml where what it asks for is there.
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -e .
+	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -e '.[test]'
+	@touch $@

@@ -1,0 +1,69 @@
+"""What surrounds each command of a shell: environment, errors in one line, exit statuses."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import typer
+
+DEBUG = "MEMPO_DEBUG"
+
+
+@contextmanager
+def command() -> Iterator[None]:
+    """Around each command: a quiet environment; what ends it early as one line and a status."""
+    _be_quiet()
+    try:
+        yield
+    except typer.Exit:
+        raise
+    except KeyboardInterrupt:
+        complain("stopped")
+        raise typer.Exit(130) from None
+    except Exception as error:  # the edge: nobody is left above to tell the user
+        if os.environ.get(DEBUG) == "1":
+            traceback.print_exc()
+        if isinstance(error, ValueError) and not _in_flow(error):
+            complain(str(error))
+            raise typer.Exit(2) from error
+        complain(f"{type(error).__name__}: {error}")
+        complain(f"`mempo ui` shows the run and its record; {DEBUG}=1 shows the traceback")
+        raise typer.Exit(1) from error
+
+
+def stay_offline(models: list[str]) -> None:
+    """Where all models are local nothing has to be asked of the hub."""
+    if all(model == "tiny" or Path(model).is_dir() for model in models):
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+def complain(text: str) -> None:
+    """One line on stderr, whatever line breaks the text has."""
+    print(f"mempo: {' '.join(text.split())}", file=sys.stderr)
+
+
+def _be_quiet() -> None:
+    """Defaults of the environment, for this process and those it starts; nothing phones home."""
+    from tasks.services import QUIET
+
+    defaults = {
+        **QUIET,
+        "MLFLOW_LOGGING_LEVEL": "WARNING",
+        "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    }
+    if os.environ.get(DEBUG) != "1":
+        # A flow's failure is told in one line here; Prefect's own log keeps all of it.
+        defaults["PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"] = "CRITICAL"
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+
+
+def _in_flow(error: BaseException) -> bool:
+    """Whether a flow was running: then the error has passed through Prefect's engine."""
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_globals.get("__name__") == "prefect.flow_engine" for frame, _ in frames)

@@ -1,0 +1,420 @@
+import math
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mempo.evaluation.stats import (
+    KEYS,
+    METRICS,
+    Interval,
+    bootstrap_interval,
+    buckets,
+    checked,
+    crossed_interval,
+    mean_interval,
+    ordered,
+    paired_difference,
+    require_columns,
+    seed_question_table,
+    summary_table,
+)
+
+NAN = float("nan")
+SCORE = st.floats(0, 1, width=32)
+
+
+def task(method: str, seed: int, question: str, f1: float | None, **fields: Any) -> dict[str, Any]:
+    rest = {"em": 0.0, "format": 1.0, "p_answer": NAN, "tt": 100, "pt": 50, "steps": 3}
+    keys = {"mode": "greedy", "objectives": 2, "question_id": question}
+    return {"method": method, "seed": seed, **keys, "f1": f1, **rest, **fields}
+
+
+def table(*rows: dict[str, Any]) -> pd.DataFrame:
+    return pd.DataFrame(list(rows))
+
+
+def of_seed(method: str, scores: Sequence[Sequence[float]]) -> pd.DataFrame:
+    """scores[s][q]: a row per seed s and question q."""
+    return table(
+        *(task(method, s, f"q{q}", f1) for s, row in enumerate(scores) for q, f1 in enumerate(row))
+    )
+
+
+def naive_crossed(values: np.ndarray, resamples: int, level: float) -> tuple[float, float]:
+    """Owen's pigeonhole bootstrap, one resample and one draw at a time."""
+    draw = random.Random(5)
+    seeds, questions = values.shape
+    means = []
+    for _ in range(resamples):
+        drawn = [draw.randrange(questions) for _ in range(questions)]
+        of_seeds = []
+        for _ in range(seeds):
+            row = values[draw.randrange(seeds)]
+            known = [row[q] for q in drawn if not math.isnan(row[q])]
+            if known:
+                of_seeds.append(sum(known) / len(known))
+        if of_seeds:
+            means.append(sum(of_seeds) / len(of_seeds))
+    means.sort()
+    return means[int(resamples * (1 - level) / 2)], means[int(resamples * (1 + level) / 2)]
+
+
+# --- intervals
+
+
+def test_the_bootstrap_of_two_values_by_hand():
+    # Four equally likely resamples: means 0, 0.5, 0.5, 1.
+    wide = bootstrap_interval([0.0, 1.0], level=0.6, key=("x",))  # quantiles 0.2 and 0.8
+    assert wide == Interval(0.5, 0.0, 1.0, 2)
+    narrow = bootstrap_interval([0.0, 1.0], level=0.4, key=("x",))  # quantiles 0.3 and 0.7
+    assert narrow == Interval(0.5, 0.5, 0.5, 2)
+
+
+def test_the_bootstrap_over_questions_agrees_with_a_naive_loop():
+    values = np.random.default_rng(0).beta(0.5, 0.5, size=40)
+    found = bootstrap_interval(values, level=0.9, resamples=8000, key=("naive",))
+    draw = random.Random(1)
+    means = sorted(sum(draw.choices(values.tolist(), k=40)) / 40 for _ in range(8000))
+    assert found.mean == pytest.approx(values.mean())
+    # A quantile of 8,000 means of standard deviation 0.06 is known to about 0.001.
+    assert (found.low, found.high) == pytest.approx((means[400], means[7600]), abs=0.006)
+
+
+def test_the_crossed_bootstrap_agrees_with_a_naive_loop():
+    rng = np.random.default_rng(2)
+    values = rng.normal(size=(4, 1)) + rng.normal(size=(1, 15)) + 0.5 * rng.normal(size=(4, 15))
+    values[rng.random(values.shape) < 0.2] = NAN
+    found = crossed_interval(values, level=0.9, resamples=6000, key=("naive",))
+    low, high = naive_crossed(values, 6000, 0.9)
+    assert found.mean == pytest.approx(np.nanmean(values, axis=1).mean())
+    assert found.n == np.isfinite(values).sum()
+    # The means spread with a standard deviation of some 0.5.
+    assert (found.low, found.high) == pytest.approx((low, high), abs=0.06)
+
+
+def test_noise_that_seeds_share_is_not_averaged_away():
+    # Both seeds know question 1 only: like one seed with two questions, not like four values.
+    shared = crossed_interval([[0.0, 1.0], [0.0, 1.0]], level=0.6, key=("x",))
+    assert shared == Interval(0.5, 0.0, 1.0, 4)
+    # Four independent values: P(mean = 0) is 1/16, so 0 lies outside the middle 0.6.
+    assert bootstrap_interval([0.0, 1.0, 0.0, 1.0], level=0.6, key=("x",)).low == 0.25
+
+
+def test_noise_between_seeds_is_not_averaged_away_by_questions():
+    found = crossed_interval([[0.0] * 50, [1.0] * 50], level=0.6, key=("x",))
+    assert found == Interval(0.5, 0.0, 1.0, 100)
+
+
+def test_missing_cells_leave_each_seed_its_own_mean():
+    # Seed means 1 and (0 + 2 + 4) / 3 = 2, each seed weighing the same; the third has none.
+    found = crossed_interval([[1.0, NAN, NAN], [0.0, 2.0, 4.0], [NAN] * 3], key=("x",))
+    assert (found.mean, found.n) == (1.5, 4)
+    assert 0.0 <= found.low < 1.5 < found.high <= 4.0
+
+
+def test_seeds_without_a_common_question_still_have_an_interval():
+    found = crossed_interval([[1.0, NAN], [NAN, 3.0]], key=("x",))
+    assert (found.mean, found.low, found.high, found.n) == (2.0, 1.0, 3.0, 2)
+
+
+@pytest.mark.parametrize("nothing", [[], [NAN], [NAN, float("inf")]])
+def test_no_value_gives_no_mean(nothing):
+    found = bootstrap_interval(nothing, key=("x",))
+    assert found.n == 0
+    assert all(math.isnan(x) for x in (found.mean, found.low, found.high))
+
+
+def test_one_value_has_no_interval():
+    found = bootstrap_interval([NAN, 0.25], key=("x",))
+    assert (found.mean, found.n) == (0.25, 1)
+    assert math.isnan(found.low) and math.isnan(found.high)
+
+
+def test_draws_depend_on_the_key_alone():
+    values = np.random.default_rng(0).random(30)
+    first = bootstrap_interval(values, key=("a", 1))
+    np.random.default_rng(1).random(5)
+    assert bootstrap_interval(values, key=("a", 1)) == first
+    assert bootstrap_interval(values, key=("a", 2)) != first
+
+
+@settings(deadline=None)
+@given(st.lists(SCORE, min_size=2, max_size=20), st.floats(-5, 5), st.integers(1, 50))
+def test_an_interval_lies_within_the_values_and_moves_with_them(values, shift, resamples):
+    found = bootstrap_interval(values, resamples=resamples, key=("x",))
+    small = 1e-9
+    assert min(values) - small <= found.low <= found.high <= max(values) + small
+    moved = bootstrap_interval([v + shift for v in values], resamples=resamples, key=("x",))
+    expected = (found.mean + shift, found.low + shift, found.high + shift)
+    assert (moved.mean, moved.low, moved.high) == pytest.approx(expected, abs=1e-9)
+
+
+def test_large_data_are_resampled_in_blocks():
+    values = np.random.default_rng(0).random(30_000)
+    found = bootstrap_interval(values, resamples=200, key=("x",))
+    # Standard error 1 / sqrt(12 x 30,000) = 0.00167; the interval is about 3.9 of them wide.
+    assert found.high - found.low == pytest.approx(3.92 * 0.00167, rel=0.3)
+
+
+@pytest.mark.parametrize("level", [0.0, 1.0, -0.5, 95.0, NAN])
+def test_levels_are_shares(level):
+    with pytest.raises(ValueError, match="level must lie between 0 and 1, got"):
+        bootstrap_interval([1.0, 2.0], level=level, key=())
+
+
+def test_an_interval_needs_resamples():
+    with pytest.raises(ValueError, match="resamples must be at least 1, got 0"):
+        bootstrap_interval([1.0, 2.0], resamples=0, key=())
+
+
+# --- tables
+
+
+def test_known_methods_come_first_and_others_by_name():
+    names = ["zeta", "MemPO", "GRPO", "alpha", "SFT", "GRPO", "ReAct"]
+    assert ordered(names) == ["SFT", "ReAct", "GRPO", "MemPO", "alpha", "zeta"]
+    assert ordered([]) == []
+
+
+def test_fault_51_missing_columns_are_named():
+    with pytest.raises(ValueError, match=r"mine lacks the columns \['b'\]; it needs \['a', 'b'\]"):
+        require_columns(pd.DataFrame({"a": [1]}), ["a", "b"], name="mine")
+    with pytest.raises(ValueError, match=r"evaluations lacks the columns \['tt'\]"):
+        checked(table(task("GRPO", 0, "q", 1.0)).drop(columns="tt"))
+
+
+def test_checked_tables_have_numbers_and_leave_the_given_one_alone():
+    given_table = table(task("GRPO", 0, "q", None))
+    found = checked(given_table)
+    assert math.isnan(found["f1"].iloc[0])
+    assert all(found[metric].dtype == float for metric in METRICS)
+    assert given_table["f1"].iloc[0] is None
+    assert set(KEYS) <= set(found.columns)
+
+
+def test_a_question_is_told_apart_by_its_objectives():
+    frame = table(
+        task("GRPO", 0, "a", 0.0, objectives=2),
+        task("GRPO", 0, "a", 1.0, objectives=4),
+        task("GRPO", 1, "a", 0.5, objectives=2),
+    )
+    found = seed_question_table(frame, "f1")
+    assert found.index.tolist() == [0, 1]
+    assert found.columns.tolist() == [(2, "a"), (4, "a")]
+    np.testing.assert_array_equal(found.to_numpy(), [[0.0, 1.0], [0.5, NAN]])
+
+
+def test_a_mean_with_its_interval_from_rows_in_any_order():
+    scores = [[0.0, 1.0, 0.5], [1.0, 1.0, 0.0]]
+    frame = of_seed("GRPO", scores)
+    found = mean_interval(frame.sample(frac=1, random_state=1), "f1", key=("x",))
+    assert found == crossed_interval(scores, key=("x",))
+    assert found.mean == pytest.approx((0.5 + 2 / 3) / 2)
+
+
+# --- paired differences
+
+
+def test_a_paired_difference_by_hand():
+    ours = of_seed("MemPO", [[0.9, 0.5, 0.7], [0.4, 0.8, 0.6]])
+    theirs = of_seed("GRPO", [[0.5, 0.5, 0.6], [0.6, 0.3, 0.6]])
+    found = paired_difference(ours, theirs, key=("x",))
+    # Seed 0: (0.4 + 0 + 0.1) / 3; seed 1: (-0.2 + 0.5 + 0) / 3.
+    assert found.per_seed == pytest.approx({0: 0.5 / 3, 1: 0.3 / 3})
+    assert found.mean == pytest.approx(0.8 / 6)
+    assert found.pairs == 6
+    differences = [[0.4, 0.0, 0.1], [-0.2, 0.5, 0.0]]
+    expected = crossed_interval(differences, key=("paired", "f1", "x"))
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
+
+
+def test_only_tasks_that_both_were_given_are_compared():
+    ours = table(
+        task("MemPO", 0, "a", 1.0),
+        task("MemPO", 0, "b", 0.0),  # GRPO was not asked
+        task("MemPO", 0, "c", None),  # not measured here
+        task("MemPO", 0, "d", 0.7),  # not measured there
+        task("MemPO", 0, "a", 0.1, objectives=4),
+        task("MemPO", 7, "a", 0.9),  # no such seed of GRPO
+    )
+    theirs = table(
+        task("GRPO", 0, "a", 0.25),
+        task("GRPO", 0, "c", 1.0),
+        task("GRPO", 0, "d", NAN),
+        task("GRPO", 1, "a", 0.0),
+        task("GRPO", 0, "a", 0.0, objectives=6),
+    )
+    found = paired_difference(ours, theirs)
+    assert (found.per_seed, found.mean, found.pairs) == ({0: 0.75}, 0.75, 1)
+    assert math.isnan(found.low) and math.isnan(found.high)
+
+
+def test_every_seed_weighs_the_same_however_many_pairs_it_has():
+    ours = table(*(task("MemPO", s, q, 1.0) for s, q in ((0, "a"), (0, "b"), (0, "c"), (1, "a"))))
+    theirs = table(
+        *(task("GRPO", s, q, f) for s, q, f in ((0, "a", 1), (0, "b", 1), (0, "c", 1), (1, "a", 0)))
+    )
+    found = paired_difference(ours, theirs)
+    assert (found.per_seed, found.mean, found.pairs) == ({0: 0.0, 1: 1.0}, 0.5, 4)
+
+
+def test_repeated_rows_of_a_task_are_averaged_first():
+    ours = table(task("MemPO", 0, "a", 1.0), task("MemPO", 0, "a", 0.0), task("MemPO", 0, "b", 1.0))
+    theirs = table(task("GRPO", 0, "a", 0.0), task("GRPO", 0, "b", 0.0))
+    found = paired_difference(ours, theirs)
+    assert (found.mean, found.pairs) == (0.75, 2)
+
+
+def test_modes_are_never_mixed():
+    ours = table(
+        task("MemPO", 0, "a", 1.0, mode="greedy"), task("MemPO", 0, "a", 0.5, mode="sampled")
+    )
+    theirs = table(
+        task("GRPO", 0, "a", 0.0, mode="sampled"), task("GRPO", 0, "a", 0.8, mode="greedy")
+    )
+    found = paired_difference(ours, theirs)
+    # 0.2 and 0.5: crossed, sampled against greedy, would give 1.0 and -0.3.
+    assert found.mean == pytest.approx(0.35)
+    assert found.pairs == 2
+    assert (found.low, found.high) == pytest.approx((0.2, 0.5))
+
+
+def test_a_constant_gain_is_certain_however_hard_the_questions_vary():
+    scores = [[0.1, 0.5, 0.9], [0.0, 0.3, 0.6]]
+    found = paired_difference(
+        of_seed("MemPO", [[s + 0.1 for s in row] for row in scores]), of_seed("GRPO", scores)
+    )
+    assert (found.mean, found.low, found.high) == pytest.approx((0.1, 0.1, 0.1))
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.lists(st.tuples(SCORE, SCORE), min_size=1, max_size=12), st.integers(1, 3))
+def test_swapping_the_sides_turns_the_sign(pairs, seeds):
+    ours = of_seed("MemPO", [[a for a, _ in pairs]] * seeds)
+    theirs = of_seed("GRPO", [[b for _, b in pairs]] * seeds)
+    one = paired_difference(ours, theirs, resamples=50)
+    two = paired_difference(theirs, ours, resamples=50)
+    mirrored = (-two.mean, -two.high, -two.low)
+    assert (one.mean, one.low, one.high) == pytest.approx(mirrored, abs=1e-9, nan_ok=True)
+    assert one.pairs == two.pairs == seeds * len(pairs)
+
+
+def test_nothing_to_compare_is_no_error():
+    ours, theirs = table(task("MemPO", 0, "a", 1.0)), table(task("GRPO", 0, "b", 1.0))
+    found = paired_difference(ours, theirs)
+    assert found.pairs == 0
+    assert found.per_seed == {}
+    assert all(math.isnan(x) for x in (found.mean, found.low, found.high))
+    empty = paired_difference(ours.head(0), theirs)
+    assert empty.pairs == 0
+
+
+def test_fault_51_a_metric_that_nobody_recorded_is_named():
+    one = table(task("MemPO", 0, "a", 1.0))
+    with pytest.raises(ValueError, match=r"a lacks the columns \['luck'\]"):
+        paired_difference(one, one, metric="luck")
+    with pytest.raises(ValueError, match=r"b lacks the columns \['seed'\]"):
+        paired_difference(one, one.drop(columns="seed"))
+
+
+# --- buckets
+
+
+def test_buckets_by_hand():
+    found = buckets([0.0, 0.1, 0.5, 0.99, 1.0, NAN], [1, 0, NAN, 1, 0, 1], (0.0, 0.5, 0.9, 1.0))
+    assert found.columns.tolist() == ["low", "high", "n", "share", "mean"]
+    assert found["n"].tolist() == [2, 1, 2]
+    assert found["share"].tolist() == [0.4, 0.2, 0.4]
+    np.testing.assert_array_equal(found["mean"], [0.5, NAN, 0.5])
+    assert found["low"].tolist() == [0.0, 0.5, 0.9]
+    assert found["high"].tolist() == [0.5, 0.9, 1.0]
+
+
+def test_an_empty_bucket_and_an_empty_table():
+    found = buckets([0.9], [1.0], (0.0, 0.5, 1.0))
+    assert found["share"].tolist() == [0.0, 1.0]
+    assert math.isnan(found["mean"].iloc[0])
+    assert buckets([], [], (0, 1))["n"].tolist() == [0]
+
+
+@given(
+    st.lists(st.tuples(SCORE, SCORE), min_size=1, max_size=30),
+    st.lists(st.floats(0.01, 0.99), max_size=5, unique=True),
+)
+def test_buckets_split_the_data_and_lose_nothing(pairs, inner):
+    values, outcomes = np.array([v for v, _ in pairs]), np.array([o for _, o in pairs])
+    edges = [0.0, *sorted(inner), 1.0]
+    rows = buckets(values, outcomes, edges).to_dict("records")
+    assert sum(row["n"] for row in rows) == len(pairs)
+    assert sum(row["share"] for row in rows) == pytest.approx(1.0)
+    total = sum(row["n"] * row["mean"] for row in rows if row["n"])
+    assert total == pytest.approx(outcomes.sum(), abs=1e-6)
+    for row in rows:
+        last = row["high"] == 1.0
+        inside = [row["low"] <= v < row["high"] or (last and v == 1.0) for v in values]
+        assert row["n"] == sum(inside)
+
+
+@pytest.mark.parametrize("edges", [[], [0.0], [0.0, 0.0], [1.0, 0.0], [0.0, NAN]])
+def test_edges_have_to_increase(edges):
+    with pytest.raises(ValueError, match="edges must be at least two increasing numbers"):
+        buckets([0.5], [1.0], edges)
+
+
+def test_values_outside_of_the_edges_are_refused():
+    with pytest.raises(ValueError, match="values from -1 to 3 lie outside the edges 0 to 1"):
+        buckets([-1.0, 0.5, 3.0], [0, 0, 0], (0, 1))
+    with pytest.raises(ValueError, match="2 values but 1 outcomes"):
+        buckets([0.1, 0.2], [1.0], (0, 1))
+
+
+# --- the summary
+
+
+def test_the_summary_is_a_mean_of_seed_means():
+    frame = table(
+        task("MemPO", 0, "a", 1.0, p_answer=0.5),
+        task("MemPO", 0, "b", 0.0, p_answer=None),
+        task("MemPO", 0, "c", 0.5, p_answer=0.7),
+        task("MemPO", 1, "a", 0.9, p_answer=0.2),
+        task("GRPO", 0, "a", 0.25, tt=300),
+    )
+    found = summary_table(frame)
+    assert found["method"].tolist() == ["GRPO", "MemPO"]
+    grpo, mempo = found.to_dict("records")
+    # Seed means 0.5 and 0.9: mean 0.7, sample standard deviation 0.4 / sqrt(2).
+    assert mempo["f1"] == pytest.approx(0.7)
+    assert mempo["f1_std"] == pytest.approx(0.4 / math.sqrt(2))
+    assert mempo["p_answer"] == pytest.approx((0.6 + 0.2) / 2)
+    assert (mempo["seeds"], mempo["n"]) == (2, 4)
+    assert (grpo["f1"], grpo["tt"], grpo["seeds"], grpo["n"]) == (0.25, 300.0, 1, 1)
+    assert math.isnan(grpo["f1_std"]) and math.isnan(grpo["p_answer"])
+
+
+def test_the_summary_is_ordered_by_method_objectives_and_mode():
+    frame = table(
+        *(
+            task(method, 0, "a", 1.0, objectives=k, mode=mode)
+            for method in ("other", "MemPO", "SFT")
+            for k in (10, 2)
+            for mode in ("sampled", "greedy")
+        )
+    )
+    found = summary_table(frame)
+    order = [(k, mode) for k in (2, 10) for mode in ("greedy", "sampled")]
+    expected = [(method, *rest) for method in ("SFT", "MemPO", "other") for rest in order]
+    assert list(found[["method", "objectives", "mode"]].itertuples(index=False)) == expected
+
+
+def test_an_empty_table_has_an_empty_summary():
+    found = summary_table(pd.DataFrame())
+    assert found.empty
+    assert (
+        found.columns.tolist() == summary_table(table(task("GRPO", 0, "a", 1.0))).columns.tolist()
+    )

@@ -1,0 +1,168 @@
+"""What each token is worth, minibatches, and the audit by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mempo.config import Audit, Experiment
+from mempo.learners.iteration import AuditError, audit, train_on
+from mempo.learners.torch_learner import TrainRow
+from mempo.types import Step, Trajectory
+
+Make = Callable[..., Trajectory]
+
+
+def experiment(**sections: dict[str, Any]) -> Experiment:
+    return Experiment.model_validate({"seed": 5, **sections})
+
+
+class Recorder:
+    """A learner that notes the minibatches it gets."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[TrainRow]] = []
+
+    def logprobs(self, rows: Sequence[Any], *_: Any, **__: Any) -> list[np.ndarray]:
+        return [np.full(r.targets, -1.0) for r in rows]
+
+    def update(self, rows: Sequence[TrainRow], *_: Any) -> dict[str, float]:
+        self.batches.append(list(rows))
+        return {"policy": 0.5, "kl": 0, "clip_frac": 0, "entropy": 1, "grad_norm": 2, "skipped": 0}
+
+
+# --- what each token is worth
+
+
+def test_a_k_of_every_token_by_hand(make_step: Callable[..., Step], make_trajectory: Make) -> None:
+    """Steps of 3 and 2 tokens; memory weight 0.5; weights 1/(2 * 5) and 1/(2 * 4)."""
+    e = experiment(memory={"weight": 0.5})
+    trajectories = [
+        make_trajectory(
+            [make_step([7, 8, 9], mem_spans=[(1, 2)]), make_step([7, 8], mem_spans=[(0, 2)])]
+        ),
+        make_trajectory([make_step([7, 8, 9, 10])], rollout=1),
+    ]
+    learner = Recorder()
+    train_on(learner, trajectories, [1, 1, -1], [2, -3, 4], e, 0)  # type: ignore[arg-type]
+    (batch,) = learner.batches
+    assert [r.advantages.tolist() for r in batch] == [[1, 2, 1], [-0.5, -0.5], [-1, -1, -1, -1]]
+    assert [r.weight for r in batch] == pytest.approx([0.1, 0.1, 0.125])
+    assert batch[0].row.ids == [1, 2, 3, 7, 8, 9]
+    assert all(r.ref_logprobs is None for r in batch)
+
+
+def test_fault_25_every_step_is_trained_with_its_trajectorys_advantage(
+    make_step: Callable[..., Step], make_trajectory: Make
+) -> None:
+    e = experiment(memory={"weight": 0})
+    steps = [make_step(list(range(7, 7 + n)), mem_spans=[(0, 1)]) for n in (5, 2, 9)]
+    trajectories = [make_trajectory(steps), make_trajectory([make_step()], rollout=1)]
+    learner = Recorder()
+    train_on(learner, trajectories, [1, 1, 1, -1], [0.0] * 4, e, 0)  # type: ignore[arg-type]
+    (batch,) = learner.batches
+    assert [r.row.targets for r in batch] == [5, 2, 9, 3]
+    assert [r.advantages.tolist() for r in batch] == [[1] * 5, [1] * 2, [1] * 9, [-1] * 3]
+    assert all(r.weight > 0 for r in batch)
+
+
+def test_minibatches_split_by_trajectory_once_an_epoch(
+    make_step: Callable[..., Step], make_trajectory: Make
+) -> None:
+    e = experiment(learner={"minibatches": 3, "epochs": 2})
+    trajectories = [
+        make_trajectory([make_step([40 + n] * 3)] * (1 + n % 3), rollout=n) for n in range(7)
+    ]
+    count = sum(len(t.steps) for t in trajectories)
+
+    def batches(iteration: int) -> list[list[int]]:
+        learner = Recorder()
+        train_on(learner, trajectories, [1.0] * count, [0.0] * count, e, iteration)  # type: ignore[arg-type]
+        for batch in learner.batches:  # weights are those of the minibatch alone
+            assert sum(r.weight * r.row.targets for r in batch) == pytest.approx(1)
+        return [[r.row.ids[-1] - 40 for r in batch] for batch in learner.batches]
+
+    first = batches(0)
+    assert len(first) == 6
+    for epoch in (first[:3], first[3:]):
+        assert [len(set(b)) for b in epoch] == [3, 2, 2]
+        seen = sorted(n for b in epoch for n in b)
+        assert seen == sorted(n for n in range(7) for _ in range(1 + n % 3))
+    assert first[:3] != first[3:] and first != batches(1) and first == batches(0)
+
+
+def test_fault_05_a_step_without_trained_tokens_is_counted_and_named(
+    make_step: Callable[..., Step], make_trajectory: Make
+) -> None:
+    trajectories = [make_trajectory([make_step(), make_step([])]), make_trajectory([make_step()])]
+    learner = Recorder()
+    with pytest.warns(UserWarning, match="1 steps have no trained token.*q rollout 0 step 1"):
+        got = train_on(learner, trajectories, [1, 1, 1], [0, 0, 0], experiment(), 0)  # type: ignore[arg-type]
+    assert got["loss/empty_steps"] == 1
+    # N = 2 trajectories with 3 trained tokens each
+    assert [r.weight for r in learner.batches[0]] == pytest.approx([1 / 6, 0, 1 / 6])
+
+
+def test_fault_08_a_token_without_log_prob_is_not_trained(
+    make_step: Callable[..., Step], make_trajectory: Make
+) -> None:
+    step = make_step([7, 8, 9], logprobs=[-1.0, -1.0])
+    learner = Recorder()
+    train_on(learner, [make_trajectory([step])], [1], [0], experiment(), 0)  # type: ignore[arg-type]
+    ((row,),) = learner.batches
+    assert row.row.mask == [False, False, False, True, True, False]
+    assert len(row.advantages) == len(row.old_logprobs) == 2
+
+
+def test_fault_16_missing_log_probs_are_an_error_that_names_the_rollout(
+    make_step: Callable[..., Step], make_trajectory: Make
+) -> None:
+    trajectories = [
+        make_trajectory([make_step()]),
+        make_trajectory([make_step(), make_step(logprobs=[])], rollout=1),
+    ]
+    with pytest.raises(AuditError, match="q rollout 1 step 1: the sampler's log-probs are missing"):
+        train_on(Recorder(), trajectories, [1] * 3, [0] * 3, experiment(), 0)  # type: ignore[arg-type]
+
+
+# --- the audit alone
+
+
+def test_audit_metrics_by_hand() -> None:
+    got = audit(
+        [np.array([-1.0, -2.0]), np.array([-3.0])],
+        [[-1.0, -2.0004], [-3.0002]],
+        ["a", "b"],
+        Audit(),
+        exact=True,
+    )
+    assert got["audit/logprob_diff_max"] == pytest.approx(4e-4, rel=1e-6)
+    assert got["audit/logprob_diff_mean"] == pytest.approx(2e-4, rel=1e-6)
+
+
+def test_audit_bounds_the_maximum_in_float32_and_the_mean_in_bfloat16() -> None:
+    learner, sampler = [np.array([-1.0] * 10)], [[-1.0] * 9 + [-1.5]]  # max .5, mean .05
+    with pytest.raises(AuditError, match=r"5\.00e-01 \(bound audit\.max_diff = 0\.1\)"):
+        audit(learner, sampler, ["a"], Audit(max_diff=0.1), exact=True)
+    audit(learner, sampler, ["a"], Audit(mean_diff=0.1), exact=False)
+    with pytest.raises(AuditError, match=r"5\.00e-02 \(bound audit\.mean_diff = 0\.01\)"):
+        audit(learner, sampler, ["a"], Audit(mean_diff=0.01), exact=False)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("-inf")])
+@pytest.mark.parametrize("exact", [True, False])
+def test_audit_names_a_log_prob_that_is_not_finite(bad: float, exact: bool) -> None:
+    with pytest.raises(AuditError, match="worst in b at output token 1"):
+        audit(
+            [np.array([-1.0]), np.array([-1.0, -1.0])], [[-1.0001], [-1.0, bad]], ["a", "b"],
+            Audit(), exact=exact,
+        )  # fmt: skip
+
+
+def test_audit_of_nothing_passes() -> None:
+    assert audit([], [], [], Audit(), exact=True) == {
+        "audit/logprob_diff_mean": 0, "audit/logprob_diff_max": 0
+    }  # fmt: skip
