@@ -26,7 +26,7 @@ test: lint
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 ui: $(VENV)/.installed
 	@$(BIN)/mempo ui

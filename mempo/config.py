@@ -38,10 +38,11 @@ class Environment(Settings):
     test_fraction: Fraction = Field(
         default=0.2, description="Share of `questions` held out for evaluation, by hash of the id."
     )
-    question_filter: Literal["all", "extractive"] = Field(
+    question_filter: Literal["all", "extractive", "solved"] = Field(
         default="all",
         description="'extractive' keeps questions whose answer can be copied from a passage and "
-        "is not yes/no or a choice named in the question.",
+        "is not yes/no or a choice named in the question; 'solved' those of them that the scripted "
+        "expert can answer with this retriever.",
     )
     retriever: Literal["bm25", "search_r1", "recall"] = Field(
         default="bm25",

@@ -32,7 +32,7 @@ class WikiColdStart:
         settings = experiment.environment
         self.world = DatasetWorld(settings, self._shorten)
         self.passages = {p.id: p for p in read_corpus(data_path(settings.corpus))}
-        self.solved = self._solved("train")
+        self.solved = self._solved(self.world.pool("train"))
         if not self.solved:
             raise ValueError(
                 "environment.questions: the scripted expert solves none of them; it needs "
@@ -52,7 +52,7 @@ class WikiColdStart:
 
     def held_out(self) -> list[Row]:
         rng = generator(self.experiment.seed, "sft-held-out")
-        return [row for q in self._solved("test")[:24] for row in self._script(q, rng)]
+        return [row for q in self._solved(self.world.pool("test"))[:24] for row in self._script(q, rng)]
 
     def facts(self) -> dict[str, Any]:
         sft = self.experiment.sft
@@ -107,8 +107,9 @@ class WikiColdStart:
         contexts = [self.codec.encode(f"<mem>{pairs[i][0]}</mem>") for i in chosen]
         return [calibration_row(self.codec, self.experiment.agent, question, c) for c in contexts]
 
-    def _solved(self, split: str) -> list[Question]:
-        pool = self.world.pool("train" if split == "train" else "test")
+    def _solved(self, pool: list[Question]) -> list[Question]:
+        if self.experiment.environment.question_filter == "solved":
+            return [q for q in pool if q.objectives == 1]
         return [q for q in pool if q.objectives == 1 and self._plan(q)]
 
     def _plan(self, question: Question) -> object:

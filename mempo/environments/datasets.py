@@ -13,6 +13,7 @@ from mempo.agent.reward import normalize_answer
 from mempo.config import Environment
 from mempo.draws import Key, generator
 from mempo.environments.formats import parse_row, read_rows
+from mempo.environments.hops import plan
 from mempo.environments.retrievers import (
     Retriever,
     SearchResult,
@@ -147,8 +148,10 @@ class DatasetWorld:
             train, test = everything, self._read("test_questions")
         else:
             train, test = split_questions(everything, settings.test_fraction)
-        if settings.question_filter == "extractive":
+        if settings.question_filter != "all":
             train, test = self._extractive(train, corpus), self._extractive(test, corpus)
+        if settings.question_filter == "solved":
+            train, test = self._solved(train, corpus), self._solved(test, corpus)
         self._pools: dict[Split, list[Question]] = {"train": train, "test": test}
 
     def pool(self, split: Split) -> list[Question]:
@@ -266,6 +269,29 @@ class DatasetWorld:
             raise ValueError(
                 "environment.question_filter 'extractive' leaves no question; set it to 'all', or "
                 "give questions with supporting_ids that are in environment.corpus"
+            )
+        return kept
+
+
+    def _solved(self, questions: Sequence[Question], corpus: Sequence[Passage]) -> list[Question]:
+        """Those that the scripted expert can answer with this retriever and passage length."""
+        passages = {p.id: p for p in corpus}
+
+        def search(query: str) -> list[Passage]:
+            found = self.retriever.search([query], self._settings.top_k)[0]
+            if isinstance(found, ToolError):
+                raise ConnectionError(f"environment.retriever: {found}")
+            return found
+
+        kept = [
+            q
+            for q in questions
+            if plan(q, search=search, passages=passages, shorten=self._shorten) is not None
+        ]
+        if questions and not kept:
+            raise ValueError(
+                "environment.question_filter 'solved' leaves no question: the scripted expert "
+                "finds no answer; raise environment.top_k or environment.passage_tokens"
             )
         return kept
 

@@ -1,0 +1,299 @@
+"""Each flow once, tiny but real: Prefect server, Ray actors, MLflow; values read back."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+
+from conf.load import load
+from conf.study import Child, Study
+from mempo.config import Experiment
+
+# Prefect, Ray and MLflow warn in ways that are theirs to mend.
+pytestmark = pytest.mark.filterwarnings("default")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory):
+    """A Prefect server and a Ray for all tests of this file, and a store of its own."""
+    from tasks.services import connect_ray, prefect_server, shutdown_ray
+
+    folder = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MEMPO_HOME", str(folder))
+        patch.setenv("PREFECT_LOGGING_LEVEL", "WARNING")
+        with prefect_server(lambda _: None):
+            connect_ray(experiment().cluster)
+            try:
+                yield folder
+            finally:
+                shutdown_ray()
+
+
+def experiment(*overrides: str, seed: int = 3) -> Experiment:
+    return load("test", overrides=["cluster.cpus=2", *overrides], seed=seed)
+
+
+@pytest.fixture(scope="module")
+def cold(home: Path):
+    """A cold start of a few steps: its result, and experiments that begin from it."""
+    from flows.sft import sft
+
+    result = sft(experiment())
+    return SimpleNamespace(result=result, start=f"policy.model={result.checkpoint}")
+
+
+@pytest.fixture(scope="module")
+def trained(cold: SimpleNamespace):
+    from flows.train import train
+
+    run = experiment(cold.start, "rollout.max_step_tokens=48", "checkpoint.keep=1")
+    return SimpleNamespace(result=train(run, name="a run"), experiment=run)
+
+
+def tracker():
+    from tasks.tracking import Tracker
+
+    return Tracker()
+
+
+def points(run_id: str, key: str) -> dict[int, float]:
+    return {m.step: m.value for m in tracker().metric_history(run_id, key)}
+
+
+def test_sft_logs_its_losses_and_leaves_a_model_that_transformers_loads(cold: SimpleNamespace):
+    from transformers import AutoModelForCausalLM
+
+    losses = points(cold.result.run_id, "sft/loss")
+    assert list(losses) == [1, 2, 3]  # 2 steps and 1 final step, in chunks of 1
+    assert all(math.isfinite(v) and v > 0 for v in losses.values())
+    assert AutoModelForCausalLM.from_pretrained(cold.result.checkpoint).config.hidden_size == 128
+    info = tracker().run_info(cold.result.run_id)
+    assert (info.status, info.tags["mempo.kind"]) == ("FINISHED", "sft")
+
+
+def test_train_logs_every_metric_of_every_iteration(trained: SimpleNamespace):
+    run_id = trained.result.run_id
+    names = (
+        "reward/mean reward/f1 reward/em reward/format group/zero_std_frac rollout/steps "
+        "rollout/truncated_frac audit/logprob_diff_mean audit/logprob_diff_max cost/prompt_tokens "
+        "cost/generated_tokens cost/cached_tokens cost/scored_tokens cost/trained_tokens cost/usd "
+        "time/rollout_s time/score_s time/train_s time/checkpoint_s time/iteration_s"
+    )
+    for name in names.split():
+        assert list(points(run_id, name)) == [1, 2], name
+    assert max(points(run_id, "audit/logprob_diff_max").values()) < 1e-3
+    for k in (1, 2):
+        for area in ("eval", "eval_sampled"):
+            for name in ("f1", "em", "format", "tt", "pt", "steps"):
+                found = points(run_id, f"{area}/n{k}/{name}")
+                assert list(found) == [0, 2]  # before and after
+                assert found[2] == trained.result.metrics[f"{area}/n{k}/{name}"]
+
+
+def test_train_tags_params_and_files_are_where_others_look_for_them(
+    trained: SimpleNamespace, home: Path
+):
+    from conf.load import sha256
+
+    info = tracker().run_info(trained.result.run_id)
+    assert info.status == "FINISHED"
+    assert info.tags["mempo.kind"] == "train"
+    assert info.tags["mempo.algorithm"] == "mempo"
+    assert info.tags["mempo.agent"] == "self_memory"
+    assert info.tags["mempo.preset"] == "test"
+    assert info.tags["mempo.seed"] == "3"
+    assert info.tags["mempo.config_sha256"] == sha256(trained.experiment)
+    assert info.tags["prefect.flow_run_id"]
+    assert info.params["loss.clip"] == "0.2"
+    folder = home / "store" / trained.result.run_id
+    assert (folder / "config.yaml").is_file()
+    assert [f.name for f in sorted((folder / "checkpoints").iterdir())] == ["000002"]  # keep 1
+    table = pd.read_parquet(folder / "iterations" / "000001" / "rollouts.parquet")
+    columns = (
+        "question_id rollout step prompt_ids output_ids logprobs mem_spans action action_text "
+        "observation status policy_version reward f1 em format p_answer_mem p_answer_full "
+        "adv_traj adv_mem"
+    )
+    assert set(columns.split()) <= set(table.columns)
+    assert (table.prompt_ids.str.len() > 0).all()
+    assert (table.output_ids.str.len() == table.logprobs.str.len()).all()
+    assert table.groupby(["question_id", "rollout"]).ngroups == 4  # 2 questions x 2 rollouts
+
+
+def test_cost_is_the_tokens_of_the_rollout_file_at_the_configured_prices(
+    trained: SimpleNamespace, home: Path
+):
+    run_id, price = trained.result.run_id, trained.experiment.price
+    folder = home / "store" / run_id / "iterations" / "000002"
+    table = pd.read_parquet(folder / "rollouts.parquet")
+    prompt, generated = table.prompt_ids.str.len().sum(), table.output_ids.str.len().sum()
+    assert points(run_id, "cost/prompt_tokens")[2] == prompt
+    assert points(run_id, "cost/generated_tokens")[2] == generated
+    expected = (
+        prompt * price.prompt
+        + generated * price.generated
+        + points(run_id, "cost/scored_tokens")[2] * price.scored
+        + points(run_id, "cost/trained_tokens")[2] * price.trained
+    ) / 1e6
+    assert points(run_id, "cost/usd")[2] == pytest.approx(expected)
+
+
+def test_checkpoints_are_logged_models_with_address_size_and_hash(
+    trained: SimpleNamespace, home: Path
+):
+    from tasks.store import folder_digest
+
+    client, experiment_id = tracker().connect()
+    models = client.search_logged_models([experiment_id])
+    mine = [m for m in models if m.source_run_id == trained.result.run_id]
+    assert sorted(m.params["step"] for m in mine) == ["1", "2"]
+    newest = next(m for m in mine if m.params["step"] == "2")
+    size, sha256 = folder_digest(Path(trained.result.checkpoint))
+    assert newest.params["uri"] == Path(trained.result.checkpoint).as_uri()
+    assert (newest.params["bytes"], newest.params["sha256"]) == (str(size), sha256)
+    older = next(m for m in mine if m.params["step"] == "1")
+    assert older.tags["mempo.deleted"] == "true"
+
+
+def test_the_trained_checkpoint_is_the_policy_that_was_evaluated(
+    trained: SimpleNamespace, cold: SimpleNamespace
+):
+    from flows.evaluate import evaluate
+
+    again = evaluate(
+        trained.experiment.model_copy(
+            update={
+                "policy": trained.experiment.policy.model_copy(
+                    update={"model": trained.result.checkpoint}
+                )
+            }
+        )
+    )
+    assert again.metrics is not None
+    for name, value in trained.result.metrics.items():
+        assert again.metrics[name] == pytest.approx(value, nan_ok=True), name
+    info = tracker().run_info(again.run_id)
+    assert (info.tags["mempo.kind"], info.tags["mempo.algorithm"]) == ("evaluate", "none")
+
+
+def test_trajectories_are_traces_of_the_run(trained: SimpleNamespace):
+    client, experiment_id = tracker().connect()
+    traces = client.search_traces([experiment_id], run_id=trained.result.run_id)
+    assert len(traces) == 4  # two evaluations, two trajectories each
+    kinds = {span.span_type for trace in traces for span in trace.data.spans}
+    assert {"AGENT", "LLM"} <= kinds
+
+
+def test_an_ablation_compares_its_children_and_reports_the_failed_one(
+    cold: SimpleNamespace, home: Path
+):
+    from flows.ablate import ablate
+
+    common = (cold.start, "iterations=1", "evaluate.before=false", "cluster.parallel=2")
+    children = (
+        Child("GRPO", "grpo", 3, experiment(*common, "memory.weight=0")),
+        Child("MemPO", "mempo", 3, experiment(*common)),
+        Child("broken", "broken", 3, experiment(*common, "audit.max_diff=1e-30")),
+    )
+    result = ablate(Study("tiny", "two algorithms from one start", children))
+    assert list(result.children) == ["grpo seed 3", "mempo seed 3"]
+    assert "audit.max_diff" in result.failed["broken seed 3"]
+    runs = tracker()
+    infos = [runs.run_info(r) for r in runs.children(result.run_id)]
+    assert sorted((i.tags["mempo.method"], i.status) for i in infos) == [
+        ("GRPO", "FINISHED"),
+        ("MemPO", "FINISHED"),
+        ("broken", "FAILED"),
+    ]
+    # The same start and the same questions: before the first update nothing differs.
+    rollouts = [
+        pd.read_parquet(Path(r.folder) / "iterations" / "000001" / "rollouts.parquet")
+        for r in result.children.values()
+    ]
+    same = ["question_id", "rollout", "step", "prompt_ids", "output_ids", "reward", "adv_traj"]
+    pd.testing.assert_frame_equal(rollouts[0][same], rollouts[1][same])
+    assert not rollouts[0]["adv_mem"].any()
+    page = Path(result.report).read_text()
+    assert "GRPO" in page and "broken seed 3 failed" in page
+    assert "GRPO" in result.table and "MemPO" in result.table
+
+
+def test_a_failed_flow_closes_its_run_and_frees_its_actors(cold: SimpleNamespace):
+    import ray
+
+    from flows.train import train
+
+    broken = experiment(cold.start, "audit.max_diff=1e-30", "evaluate.before=false")
+    with pytest.raises(Exception, match=r"audit\.max_diff"):
+        train(broken, name="to fail")
+    (info,) = [r for r in tracker().find(status="FAILED") if r.name == "to fail"]
+    assert "audit.max_diff" in info.tags["mempo.reason"]
+    alive = ray.util.state.list_actors(filters=[("state", "=", "ALIVE")])
+    assert alive == []
+
+
+def test_fault_46_many_rollouts_make_a_handful_of_task_runs(cold: SimpleNamespace):
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+
+    from flows.train import train
+
+    run = experiment(
+        cold.start,
+        "iterations=1",
+        "rollout.questions=125",
+        "rollout.group_size=16",
+        "rollout.max_step_tokens=2",
+        "evaluate.before=false",
+        "evaluate.sampled=false",
+        "evaluate.objectives=[1]",
+    )
+    result = train(run)
+    table = pd.read_parquet(Path(result.folder) / "iterations" / "000001" / "rollouts.parquet")
+    assert table.groupby(["question_id", "rollout"]).ngroups == 2000
+    flow_run = tracker().run_info(result.run_id).tags["prefect.flow_run_id"]
+    with get_client(sync_client=True) as client:
+        found = client.read_task_runs(
+            flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[flow_run]))
+        )
+    assert 4 <= len(found) <= 6  # rollout, score, train, checkpoint, evaluate
+
+
+def test_fault_44_metrics_logged_in_a_ray_worker_land_in_the_run_they_name(home: Path):
+    import ray
+
+    runs = tracker()
+    kwargs = {"kind": "train", "params": {}, "tags": {}}
+    right = runs.start(name="right", **kwargs)
+    wrong = runs.start(name="wrong", **kwargs)
+
+    @ray.remote(num_cpus=0, runtime_env={"env_vars": {"MLFLOW_RUN_ID": wrong}})
+    def log(to: str) -> None:
+        runs.log_metrics(to, {"reward/mean": 0.25}, 7)
+
+    ray.get(log.remote(right))
+    assert points(right, "reward/mean") == {7: 0.25}
+    assert points(wrong, "reward/mean") == {}
+
+
+def test_a_report_needs_nothing_but_mlflow(trained: SimpleNamespace, tmp_path: Path):
+    from flows.report import report_runs
+
+    page, table = report_runs(tracker(), [trained.result.run_id], tmp_path / "report")
+    text = page.read_text()
+    assert "MemPO" in text and "<details" in text
+    assert "MemPO" in table
+    shown = json.dumps(table)
+    assert "nan" not in shown
+
+
+def test_fault_50_evaluation_is_greedy_by_default_and_says_so(trained: SimpleNamespace):
+    info = tracker().run_info(trained.result.run_id)
+    assert info.params["evaluate.temperature"] == "0.0"
+    assert info.params["rollout.temperature"] == "1.0"
