@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from mempo.policies.shipped import model_path
 from mempo.config import Cluster, Experiment, Policy
 from tasks import store
 from tasks.ray_address import LOCAL_HOSTS, check_ray, split_address
@@ -148,7 +149,7 @@ def _tracking(uri: str) -> str:
 def _model(policy: Policy) -> str:
     if policy.model == "tiny":
         return "a fresh tiny policy"
-    folder = Path(policy.model)
+    folder = Path(model_path(policy.model))
     if folder.is_dir():
         return _model_folder(folder)
     cure = "give an existing folder (`mempo fetch smollm2` makes models/smollm2) or 'tiny'"
@@ -207,7 +208,7 @@ def _read_json(path: Path) -> dict:
 def _lengths(experiment: Experiment) -> str:
     rollout = experiment.rollout
     asked = rollout.max_prompt_tokens + rollout.max_step_tokens
-    config = Path(experiment.policy.model) / "config.json"
+    config = Path(model_path(experiment.policy.model)) / "config.json"
     known = _read_json(config).get("max_position_embeddings") if config.is_file() else None
     if isinstance(known, int) and asked > known:
         raise ValueError(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from flows.progress import say
 from mempo.config import Experiment
+from mempo.policies.shipped import BUILTIN
 
 if TYPE_CHECKING:
     from conf.study import Study
@@ -65,7 +66,17 @@ def evaluate(experiment: Experiment, checkpoint: str | None = None) -> RunResult
 
 
 def sft(experiment: Experiment, out: Path | None = None) -> RunResult:
-    """The cold start; `out` gets a copy of the model without the optimiser's state."""
+    """The cold start from `sft.model`; `out` gets the model without the optimiser's state.
+
+    Without `out` it goes where `policy.model` says, so that `train` finds it, if that is a folder
+    of the user's own that does not exist yet.
+    """
+    target = experiment.policy.model
+    if experiment.sft.model:
+        policy = experiment.policy.model_copy(update={"model": experiment.sft.model})
+        experiment = experiment.model_copy(update={"policy": policy})
+        free = not target.startswith(BUILTIN) and not Path(target).exists()
+        out = out or (Path(target) if free else None)
     with services(experiment):
         from flows.sft import sft as flow
 

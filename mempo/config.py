@@ -68,9 +68,9 @@ class Policy(Settings):
     """The language model that is trained."""
 
     model: str = Field(
-        default="models/atlas-sft",
-        description="Local folder or hub name of a transformers causal LM, or 'tiny' for a fresh "
-        "0.5M-parameter policy of the atlas world.",
+        default="builtin:atlas-sft",
+        description="Local folder or hub name of a transformers causal LM, 'builtin:atlas-sft' for "
+        "the shipped policy of the atlas world, or 'tiny' for a fresh one of 0.5M parameters.",
     )
     dtype: Literal["float32", "bfloat16"] = Field(
         default="float32", description="Type of computation; optimiser state is always float32."
@@ -174,9 +174,6 @@ class Learner(Settings):
     lr: float = Field(default=1e-6, gt=0.0, description="Learning rate of AdamW, constant.")
     beta2: float = Field(default=0.98, gt=0.0, lt=1.0, description="AdamW's second beta.")
     weight_decay: float = Field(default=0.01, ge=0.0, description="AdamW's weight decay.")
-    embedding_lr_factor: float = Field(
-        default=1.0, gt=0.0, description="Learning rate of embeddings relative to `lr`."
-    )
     grad_clip: float = Field(default=1.0, gt=0.0, description="Global gradient norm is clipped to this.")
     epochs: Positive = Field(default=1, description="Passes over an iteration's rollouts.")
     minibatches: Positive = Field(default=1, description="Optimiser steps per pass; split by trajectory.")
@@ -199,11 +196,17 @@ class Audit(Settings):
 class Sft(Settings):
     """The cold start: supervised training on scripted trajectories of mixed quality."""
 
+    model: str = Field(
+        default="", description="What the cold start begins from; empty: `policy.model`."
+    )
     steps: Positive = Field(default=450, description="Optimiser steps.")
     batch_size: Positive = Field(default=96, description="Sequences per optimiser step.")
     lr: float = Field(default=3e-3, gt=0.0, description="Learning rate.")
     final_steps: int = Field(default=260, ge=0, description="Further steps at `final_lr`.")
     final_lr: float = Field(default=2e-3, gt=0.0, description="Learning rate of the final steps.")
+    embedding_lr_factor: float = Field(
+        default=1.0, gt=0.0, description="Learning rate of embeddings relative to the others'."
+    )
     warmup: int = Field(default=20, ge=0, description="Steps of linear warm-up.")
     chunk: Positive = Field(default=50, description="Steps per task run, metric point and progress line.")
     objectives: tuple[Positive, ...] = Field(

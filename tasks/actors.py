@@ -220,7 +220,10 @@ class ColdStart:
         codec = load_codec(experiment.policy, experiment.environment)
         settings = experiment.learner.model_copy(update={"lr": experiment.sft.lr})
         self.learner = TorchLearner(
-            load_model(experiment.policy, codec, seed=experiment.seed), codec, settings
+            load_model(experiment.policy, codec, seed=experiment.seed),
+            codec,
+            settings,
+            embedding_lr_factor=experiment.sft.embedding_lr_factor,
         )
         self.data = cold_start_data(experiment, codec)
 

@@ -16,7 +16,7 @@ from mempo.config import Learner
 class MasterAdamW:
     """One optimiser step over all parameters of a model, gradients clipped by global norm."""
 
-    def __init__(self, model: Any, settings: Learner):
+    def __init__(self, model: Any, settings: Learner, *, embedding_lr_factor: float = 1.0):
         self.model = model
         self.grad_clip = settings.grad_clip
         self.parameters = [p for p in model.parameters() if p.requires_grad]
@@ -27,7 +27,7 @@ class MasterAdamW:
         embeddings, others = [], []
         for p, master in zip(self.parameters, self.masters, strict=True):
             (embeddings if id(p) in shared else others).append(master)
-        self.factors = (1.0, settings.embedding_lr_factor)
+        self.factors = (1.0, embedding_lr_factor)
         self.adamw = torch.optim.AdamW(
             [{"params": others}, {"params": embeddings}],
             lr=settings.lr,

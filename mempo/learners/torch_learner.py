@@ -37,17 +37,28 @@ class TrainRow:
 class TorchLearner:
     """Scores and updates one model."""
 
-    def __init__(self, model: Any, codec: Codec, settings: Learner, *, reference: bool = False):
+    def __init__(
+        self,
+        model: Any,
+        codec: Codec,
+        settings: Learner,
+        *,
+        reference: bool = False,
+        embedding_lr_factor: float = 1.0,
+    ):
         self.model = model.eval()  # no dropout: the ratio of the first update is 1
         self.codec = codec
         self.settings = settings
+        self.embedding_lr_factor = embedding_lr_factor
         self.reference = deepcopy(model).requires_grad_(False) if reference else None
         self.tokens = 0  # tokens that went through the model, padding excluded
 
     @cached_property
     def optimizer(self) -> MasterAdamW:
         """Made at the first update: a learner that only scores holds no optimiser state."""
-        return MasterAdamW(self.model, self.settings)
+        return MasterAdamW(
+            self.model, self.settings, embedding_lr_factor=self.embedding_lr_factor
+        )
 
     @torch.no_grad()
     def logprobs(

@@ -10,6 +10,7 @@ import torch
 from mempo.config import Environment, Policy
 from mempo.learners.packing import check_supported
 from mempo.policies.codec import Codec
+from mempo.policies.shipped import model_path
 
 
 def load_codec(policy: Policy, environment: Environment) -> Codec:
@@ -21,15 +22,15 @@ def load_codec(policy: Policy, environment: Environment) -> Codec:
         return Codec(tiny_tokenizer(AtlasWorld(environment).words()))
     from transformers import PreTrainedTokenizerFast
 
-    _check_folder(policy.model)
-    if Path(policy.model).is_dir() and not (Path(policy.model) / "tokenizer.json").is_file():
+    path = _checked(policy.model)
+    if Path(path).is_dir() and not (Path(path) / "tokenizer.json").is_file():
         raise ValueError(
-            f"policy.model: {policy.model} has no tokenizer.json (a fast tokenizer); spans of "
+            f"policy.model: {path} has no tokenizer.json (a fast tokenizer); spans of "
             "tokens cannot be computed without one"
         )
     # What tokenizer.json says, as it is: AutoTokenizer rebuilds it as the kind that is usual for
     # the architecture, which is another tokenizer where the vocabulary is not the usual one.
-    return Codec(PreTrainedTokenizerFast.from_pretrained(policy.model))
+    return Codec(PreTrainedTokenizerFast.from_pretrained(path))
 
 
 def load_model(policy: Policy, codec: Codec, *, seed: int = 0) -> Any:
@@ -40,16 +41,16 @@ def load_model(policy: Policy, codec: Codec, *, seed: int = 0) -> Any:
         return tiny_model(len(codec.tokenizer), seed).to(getattr(torch, policy.dtype))
     from transformers import AutoModelForCausalLM
 
-    _check_folder(policy.model)
     model = AutoModelForCausalLM.from_pretrained(
-        policy.model, dtype=getattr(torch, policy.dtype), attn_implementation="sdpa"
+        _checked(policy.model), dtype=getattr(torch, policy.dtype), attn_implementation="sdpa"
     )
     check_supported(model)
     return model
 
 
-def _check_folder(model: str) -> None:
-    """A name that looks like a folder must be one; a hub name is left to transformers."""
+def _checked(model: str) -> str:
+    """Where the model is: a name that looks like a folder must be one, a hub name is left alone."""
+    model = model_path(model)
     folder = Path(model)
     looks_local = folder.is_absolute() or model.startswith((".", "~")) or model.count("/") != 1
     if folder.is_dir():
@@ -62,3 +63,4 @@ def _check_folder(model: str) -> None:
             f"policy.model: there is no folder {model}; give an existing one or a hub name "
             "(`mempo fetch smollm2` makes models/smollm2)"
         )
+    return model

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-_VOID = frozenset({"br", "circle", "img", "meta", "path", "source"})  # of those that are used
+_VOID = frozenset({"img", "meta", "source"})  # of those that are used
 
 
 class Page(HTMLParser):

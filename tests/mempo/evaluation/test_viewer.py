@@ -253,7 +253,7 @@ def test_described_trajectories_can_be_shown(read_page, codec, write_step, make_
         "<mem>nothing yet</mem><think>search</think><tool_call>river</tool_call>",
         observation="The Seine.",
     )
-    kept = describe([make_trajectory([written])], {"p_answer_mem": [0.5]}, codec.decode)
+    kept = describe([make_trajectory([written])], {"p_answer_mem": [0.5]}, codec.text)
     page = read_page(trajectories_html([{"method": "MemPO", "seed": 3, **one} for one in kept]))
     for shown in ("nothing yet", "search", "river", "The Seine.", "seed 3"):
         assert shown in page.text
