@@ -9,7 +9,7 @@ from conf.load import CONF, load
 from conf.text import ConfigError, read_mapping
 from mempo.config import Experiment
 
-KNOWN = {"description", "preset", "seeds", "set", "variants", "tune"}
+KNOWN = {"description", "preset", "seeds", "set", "variants", "best"}
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,22 @@ class Child:
 
 
 @dataclass(frozen=True)
+class Best:
+    """Which variant stands for a method that has several: the best mean over its seeds."""
+
+    metric: str = "em"
+    objectives: int = 4
+    mode: str = "sampled"
+
+
+@dataclass(frozen=True)
 class Study:
     """A comparison: what it runs, and what it is for."""
 
     name: str
     description: str
     children: tuple[Child, ...]
+    best: Best | None = None
 
 
 def studies() -> dict[str, str]:
@@ -54,7 +64,9 @@ def load_study(
 
     A study is `preset`, `seeds`, common settings `set: [a.b=c]`, and `variants`, each with
     `method` (the name in tables), `set` and, where it has no training and so no seed of its
-    own, `seeds: [n]`. `overrides` win over all of them. Raises ConfigError in one line.
+    own, `seeds: [n]`. Of several variants of one method the best stands for it; `best` names
+    the metric, objectives and mode that decide. `overrides` win over all settings. Raises
+    ConfigError in one line.
     """
     path = Path(name) if name.endswith((".yaml", ".yml")) else CONF / "study" / f"{name}.yaml"
     if not path.is_file():
@@ -85,7 +97,14 @@ def load_study(
             method = str(spec.get("method", variant))
             children.append(Child(method, str(variant), int(seed), experiment))
     children.sort(key=lambda c: c.experiment.iterations > 0)  # baselines first: they are quick
-    return Study(path.stem, str(content.get("description", "")), tuple(children))
+    best = content.get("best")
+    try:
+        rule = Best(**best) if best is not None else None
+    except TypeError:
+        raise ConfigError(
+            f"study {path.name}: 'best' takes metric, objectives and mode"
+        ) from None
+    return Study(path.stem, str(content.get("description", "")), tuple(children), rule)
 
 
 def _texts(path: Path, key: str, value: object) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
+from statistics import fmean
 
 from prefect import flow
 from prefect_ray import RayTaskRunner
@@ -39,17 +40,44 @@ def ablate(study: Study) -> AblationResult:
         if not done:
             name, reason = next(iter(failed.items()))
             raise RuntimeError(f"all {len(failed)} runs of the study failed; {name}: {reason}")
+        chosen, notes = _best(study, done)
         page, table = report_runs(
             record.tracker,
-            [r.run_id for r in done.values()],
+            [done[name].run_id for name in chosen],
             record.folder / "report",
             title=f"{study.name}: {study.description}",
-            notes=[f"{name} failed: {reason}" for name, reason in failed.items()],
+            notes=[*(f"{name} failed: {reason}" for name, reason in failed.items()), *notes],
         )
+        table = "\n".join([table, *notes])
         record.tracker.log_artifact(record.run_id, page.parent, "report")
         if failed:
             record.tracker.set_tags(record.run_id, {"mempo.failed": ", ".join(failed)})
         return AblationResult(record.run_id, done, failed, str(page), table)
+
+
+def _best(study: Study, done: dict[str, RunResult]) -> tuple[list[str], list[str]]:
+    """The runs to compare, and what was left out: of a method's variants the best stands for it."""
+    variants: dict[str, dict[str, list[str]]] = {}
+    for child in study.children:
+        if child.name in done:
+            variants.setdefault(child.method, {}).setdefault(child.variant, []).append(child.name)
+    if study.best is None:
+        return list(done), []
+    area = "eval_sampled" if study.best.mode == "sampled" else "eval"
+    key = f"{area}/n{study.best.objectives}/{study.best.metric}"
+    chosen: list[str] = []
+    notes: list[str] = []
+    for method, by_variant in variants.items():
+        means = {
+            variant: fmean((done[name].metrics or {})[key] for name in names)
+            for variant, names in by_variant.items()
+        }
+        best = max(means, key=lambda variant: means[variant])
+        chosen += by_variant[best]
+        if len(means) > 1:
+            listed = ", ".join(f"{v} {m:.3f}" for v, m in means.items())
+            notes.append(f"{method} is {best}, the best by {key}: {listed}")
+    return chosen, notes
 
 
 def _run_children(study: Study, record: Record) -> tuple[dict[str, RunResult], dict[str, str]]:

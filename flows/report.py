@@ -41,7 +41,7 @@ def report_runs(
     """
     import pandas as pd
 
-    from mempo.evaluation.report import terminal_table, write_report
+    from mempo.evaluation.report import difference_lines, terminal_table, write_report
 
     wanted = [r for run_id in run_ids for r in (tracker.children(run_id) or [run_id])]
     infos = {run_id: tracker.run_info(run_id) for run_id in wanted}
@@ -74,7 +74,9 @@ def report_runs(
         notes=notes or [],
         facts=_facts(infos),
     )
-    return page, terminal_table(evaluations) if not evaluations.empty else ""
+    if evaluations.empty:
+        return page, ""
+    return page, "\n".join([terminal_table(evaluations), "", *difference_lines(evaluations)])
 
 
 def _facts(infos: dict[str, Any]) -> dict[str, str]:

@@ -119,6 +119,32 @@ def terminal_table(evaluations: pd.DataFrame) -> str:
     )
 
 
+def difference_lines(evaluations: pd.DataFrame) -> list[str]:
+    """What each method gains over GRPO on the same tasks, a line per metric and objectives.
+
+    Sampled evaluations where there are any, else greedy ones; the mean over seeds, its 95 %
+    interval and every seed's own difference. Empty where GRPO was not evaluated.
+    """
+    lines: list[str] = []
+    if evaluations.empty:
+        return lines
+    mode = _ordered_modes(evaluations["mode"])[-1]
+    for method in ordered(evaluations["method"]):
+        for k in sorted(set(evaluations["objectives"])):
+            for metric in ("em", "f1", "p_answer", "tt"):
+                name, form = _DIFFERENCES[metric]
+                one = _against_baseline(evaluations, method, metric, mode, k)
+                if one is not None:
+                    seeds = ", ".join(
+                        f"{seed}: {form.format(value)}" for seed, value in one.per_seed.items()
+                    )
+                    lines.append(
+                        f"{method} - {BASELINE}, {k} objectives, {mode}, {name}: "
+                        f"{_interval(one, form)}  (seeds {seeds})"
+                    )
+    return lines
+
+
 def _number(value: float, form: str) -> str:
     return NOTHING if pd.isna(value) else form.format(value)
 
