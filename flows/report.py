@@ -34,13 +34,16 @@ def report_runs(
     *,
     title: str = "",
     notes: list[str] | None = None,
+    into: str = "",
 ) -> tuple[Path, str]:
     """Write the report of runs (a parent stands for its children); (page, terminal table).
 
+    `into`: FILE#SECTION of a Markdown file whose marked section gets the table.
     Raises ValueError where a run is unknown or has nothing to report.
     """
     import pandas as pd
 
+    from mempo.evaluation.markdown import replace_section, results_markdown
     from mempo.evaluation.report import difference_lines, terminal_table, write_report
 
     wanted = [r for run_id in run_ids for r in (tracker.children(run_id) or [run_id])]
@@ -76,7 +79,16 @@ def report_runs(
     )
     if evaluations.empty:
         return page, ""
-    return page, "\n".join([terminal_table(evaluations), "", *difference_lines(evaluations)])
+    differences = difference_lines(evaluations)
+    if into:
+        file, _, section = into.partition("#")
+        source = f"`mempo report {' '.join(run_ids)} --into {into}`, from git commit " + _facts(
+            infos
+        )["git commit"]
+        replace_section(
+            Path(file), section, results_markdown(evaluations, differences, source=source)
+        )
+    return page, "\n".join([terminal_table(evaluations), "", *differences])
 
 
 def _facts(infos: dict[str, Any]) -> dict[str, str]:

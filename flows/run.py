@@ -100,13 +100,13 @@ def ablate(study: Study) -> AblationResult:
     return result
 
 
-def report(run_ids: list[str], out: Path, experiment: Experiment) -> Path:
-    """The page of finished runs, from MLflow alone."""
+def report(run_ids: list[str], out: Path, experiment: Experiment, into: str = "") -> Path:
+    """The page of finished runs, from MLflow alone; `into` as in `flows.report.report_runs`."""
     from flows.report import report_runs
     from tasks.tracking import Tracker
 
     tracker = Tracker(experiment.tracking.uri, experiment.tracking.experiment)
-    page, table = report_runs(tracker, run_ids, out)
+    page, table = report_runs(tracker, run_ids, out, into=into)
     print(table)
     print(f"Report: {page}")
     return page
