@@ -101,9 +101,7 @@ def load_study(
     try:
         rule = Best(**best) if best is not None else None
     except TypeError:
-        raise ConfigError(
-            f"study {path.name}: 'best' takes metric, objectives and mode"
-        ) from None
+        raise ConfigError(f"study {path.name}: 'best' takes metric, objectives and mode") from None
     return Study(path.stem, str(content.get("description", "")), tuple(children), rule)
 
 

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from mempo.policies.shipped import model_path
 from mempo.config import Cluster, Experiment, Policy
+from mempo.policies.shipped import model_path
 from tasks import store
 from tasks.ray_address import LOCAL_HOSTS, check_ray, split_address
 from tasks.services import available_cores, check_prefect, pick_threads

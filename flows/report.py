@@ -62,9 +62,7 @@ def report_runs(
     if not curves.empty:
         method = {r: i.tags.get("mempo.method", i.name) for r, i in infos.items()}
         seed = {r: int(i.tags.get("mempo.seed", 0)) for r, i in infos.items()}
-        curves = curves.assign(
-            method=curves["run_id"].map(method), seed=curves["run_id"].map(seed)
-        )
+        curves = curves.assign(method=curves["run_id"].map(method), seed=curves["run_id"].map(seed))
     evaluations = pd.DataFrame(tasks)
     if evaluations.empty and curves.empty:
         raise ValueError(f"nothing to report: runs {', '.join(wanted)} have logged no evaluation")
@@ -82,9 +80,10 @@ def report_runs(
     differences = difference_lines(evaluations)
     if into:
         file, _, section = into.partition("#")
-        source = f"`mempo report {' '.join(run_ids)} --into {into}`, from git commit " + _facts(
-            infos
-        )["git commit"]
+        source = (
+            f"`mempo report {' '.join(run_ids)} --into {into}`, from git commit "
+            + _facts(infos)["git commit"]
+        )
         replace_section(
             Path(file), section, results_markdown(evaluations, differences, source=source)
         )

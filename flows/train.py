@@ -21,9 +21,7 @@ from tasks.services import pick_threads
 
 
 @flow(name="train", task_runner=RayTaskRunner(), persist_result=False)
-def train(
-    experiment: Experiment, name: str = "", parent: str = "", method: str = ""
-) -> RunResult:
+def train(experiment: Experiment, name: str = "", parent: str = "", method: str = "") -> RunResult:
     """Train a policy from `policy.model` for `iterations`, and evaluate it.
 
     Args:
@@ -107,9 +105,7 @@ def _checkpoint(
 def _show_last_rollouts(experiment: Experiment, record: Record, sampler: Any) -> None:
     """One group of the last iteration, with its advantages, for the trajectory page."""
     folder = store.iteration_folder(record.run_id, experiment.iterations)
-    reference = sampler.describe.remote(
-        folder / "rollouts.parquet", experiment.rollout.group_size
-    )
+    reference = sampler.describe.remote(folder / "rollouts.parquet", experiment.rollout.group_size)
     shown = placement.wait(reference, experiment.cluster, "describe")
     record.tracker.log_text(record.run_id, json.dumps(shown), "training/trajectories.json")
 

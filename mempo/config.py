@@ -50,18 +50,26 @@ class Environment(Settings):
         "`retriever_url` (POST /retrieve and POST /search).",
     )
     corpus: str = Field(
-        default="", description='Passages for bm25: .jsonl of {"id", "contents": "\\"Title\\"\\ntext"}.'
+        default="",
+        description='Passages for bm25: .jsonl of {"id", "contents": "\\"Title\\"\\ntext"}.',
     )
-    retriever_url: str = Field(default="", description="Address of the search server, http://host:port.")
+    retriever_url: str = Field(
+        default="", description="Address of the search server, http://host:port."
+    )
     top_k: Positive = Field(default=3, description="Passages per search.")
-    passage_tokens: Positive = Field(default=100, description="A passage is cut to this many tokens.")
+    passage_tokens: Positive = Field(
+        default=100, description="A passage is cut to this many tokens."
+    )
     objectives: tuple[Positive, ...] = Field(
-        default=(1,), description="Objectives per training question; iterations cycle through the list."
+        default=(1,),
+        description="Objectives per training question; iterations cycle through the list.",
     )
     entities: Positive = Field(default=60, description="Atlas: invented entities.")
     attributes: Positive = Field(default=8, description="Atlas: attributes of an entity.")
     values: Positive = Field(default=25, description="Atlas: possible values of an attribute.")
-    reply_facts: Positive = Field(default=6, description="Atlas: facts in a reply, the right one included.")
+    reply_facts: Positive = Field(
+        default=6, description="Atlas: facts in a reply, the right one included."
+    )
 
 
 class Policy(Settings):
@@ -96,7 +104,9 @@ class Agent(Settings):
         "(for policies trained from scratch).",
     )
     max_steps: int = Field(
-        default=0, ge=0, description="Steps per trajectory. 0: objectives + 2 (atlas), max(16, n + 2) else."
+        default=0,
+        ge=0,
+        description="Steps per trajectory. 0: objectives + 2 (atlas), max(16, n + 2) else.",
     )
 
 
@@ -108,7 +118,9 @@ class Rollout(Settings):
     group_size: Positive = Field(default=16, description="Rollouts per question (G).")
     temperature: float = Field(default=1.0, gt=0.0, description="Sampling temperature in training.")
     top_p: float = Field(default=1.0, gt=0.0, le=1.0, description="Nucleus sampling; 1 is off.")
-    top_k: int = Field(default=0, ge=0, description="Sample among the k likeliest tokens; 0 is off.")
+    top_k: int = Field(
+        default=0, ge=0, description="Sample among the k likeliest tokens; 0 is off."
+    )
     max_step_tokens: Positive = Field(default=512, description="Generated tokens per step.")
     max_trajectory_tokens: int = Field(
         default=0, ge=0, description="Generated tokens per trajectory; 0: no limit of its own."
@@ -126,7 +138,9 @@ class Reward(Settings):
         default="em", description="Exact match or word F1, averaged over objectives."
     )
     format_bonus: float = Field(
-        default=0.0, ge=0.0, description="Paid when all steps are well formed and the answer is not empty."
+        default=0.0,
+        ge=0.0,
+        description="Paid when all steps are well formed and the answer is not empty.",
     )
 
 
@@ -157,14 +171,17 @@ class Loss(Settings):
     clip: float = Field(default=0.2, gt=0.0, lt=1.0, description="Clip range of the ratio.")
     kl: float = Field(default=0.0, ge=0.0, description="Coefficient of KL(policy || start policy).")
     kl_estimator: Literal["k2", "k3"] = Field(
-        default="k2", description="k2 has the exact gradient of KL(pi || ref), k3 that of KL(ref || pi)."
+        default="k2",
+        description="k2 has the exact gradient of KL(pi || ref), k3 that of KL(ref || pi).",
     )
     aggregation: Literal["trajectory_mean", "token_mean", "constant"] = Field(
         default="trajectory_mean",
         description="Weight of a token: 1/(N tokens of its trajectory), 1/(all tokens), or "
         "1/`constant`.",
     )
-    constant: float = Field(default=1000.0, gt=0.0, description="The divisor of aggregation 'constant'.")
+    constant: float = Field(
+        default=1000.0, gt=0.0, description="The divisor of aggregation 'constant'."
+    )
 
 
 class Learner(Settings):
@@ -174,9 +191,13 @@ class Learner(Settings):
     lr: float = Field(default=1e-6, gt=0.0, description="Learning rate of AdamW, constant.")
     beta2: float = Field(default=0.98, gt=0.0, lt=1.0, description="AdamW's second beta.")
     weight_decay: float = Field(default=0.01, ge=0.0, description="AdamW's weight decay.")
-    grad_clip: float = Field(default=1.0, gt=0.0, description="Global gradient norm is clipped to this.")
+    grad_clip: float = Field(
+        default=1.0, gt=0.0, description="Global gradient norm is clipped to this."
+    )
     epochs: Positive = Field(default=1, description="Passes over an iteration's rollouts.")
-    minibatches: Positive = Field(default=1, description="Optimiser steps per pass; split by trajectory.")
+    minibatches: Positive = Field(
+        default=1, description="Optimiser steps per pass; split by trajectory."
+    )
     micro_tokens: Positive = Field(
         default=8192, description="Tokens (padding included) of one forward and backward pass."
     )
@@ -208,12 +229,16 @@ class Sft(Settings):
         default=1.0, gt=0.0, description="Learning rate of embeddings relative to the others'."
     )
     warmup: int = Field(default=20, ge=0, description="Steps of linear warm-up.")
-    chunk: Positive = Field(default=50, description="Steps per task run, metric point and progress line.")
+    chunk: Positive = Field(
+        default=50, description="Steps per task run, metric point and progress line."
+    )
     objectives: tuple[Positive, ...] = Field(
         default=(1, 2, 3, 4, 5, 6), description="Objectives in the scripted trajectories."
     )
     sloppy: Fraction = Field(default=0.8, description="Chance that a step of the expert is sloppy.")
-    drop: Fraction = Field(default=0.7, description="A sloppy step drops each old fact with this chance.")
+    drop: Fraction = Field(
+        default=0.7, description="A sloppy step drops each old fact with this chance."
+    )
     miss: Fraction = Field(default=0.15, description="A sloppy step misses the new fact.")
     wrong: Fraction = Field(default=0.1, description="A sloppy step takes a wrong fact.")
 
@@ -221,12 +246,20 @@ class Sft(Settings):
 class Evaluate(Settings):
     """What is measured after training, always on questions not trained on."""
 
-    objectives: tuple[Positive, ...] = Field(default=(2, 4, 6), description="Objectives per question.")
+    objectives: tuple[Positive, ...] = Field(
+        default=(2, 4, 6), description="Objectives per question."
+    )
     questions: Positive = Field(default=96, description="Questions per number of objectives (K).")
     temperature: float = Field(default=0.0, ge=0.0, description="0 is greedy (metrics eval/...).")
-    sampled: bool = Field(default=True, description="Also sample at temperature 1 (eval_sampled/...).")
-    before: bool = Field(default=True, description="Also measure the policy before its first update.")
-    every: int = Field(default=0, ge=0, description="Also every k-th iteration; 0: only before and after.")
+    sampled: bool = Field(
+        default=True, description="Also sample at temperature 1 (eval_sampled/...)."
+    )
+    before: bool = Field(
+        default=True, description="Also measure the policy before its first update."
+    )
+    every: int = Field(
+        default=0, ge=0, description="Also every k-th iteration; 0: only before and after."
+    )
     seed: int = Field(default=12345, description="Seed of the evaluation questions and draws.")
 
 
@@ -234,7 +267,9 @@ class Price(Settings):
     """US dollars per million tokens; turns token counts into cost/usd."""
 
     prompt: float = Field(default=0.15, ge=0.0, description="Prompt tokens.")
-    cached: float = Field(default=0.075, ge=0.0, description="Prompt tokens served from a prefix cache.")
+    cached: float = Field(
+        default=0.075, ge=0.0, description="Prompt tokens served from a prefix cache."
+    )
     generated: float = Field(default=0.60, ge=0.0, description="Generated tokens.")
     scored: float = Field(default=0.15, ge=0.0, description="Tokens of P(answer | context) passes.")
     trained: float = Field(default=0.45, ge=0.0, description="Tokens of training passes.")
@@ -243,7 +278,9 @@ class Price(Settings):
 class Checkpoint(Settings):
     """When weights and optimiser state are kept."""
 
-    every: Positive = Field(default=1, description="Checkpoint every k-th iteration (and the last).")
+    every: Positive = Field(
+        default=1, description="Checkpoint every k-th iteration (and the last)."
+    )
     keep: Positive = Field(default=2, description="Older checkpoints than the last k are deleted.")
 
 
@@ -251,10 +288,13 @@ class Tracking(Settings):
     """Where runs are recorded."""
 
     uri: str = Field(
-        default="", description="MLflow server, e.g. http://host:5000. Empty: SQLite under MEMPO_HOME."
+        default="",
+        description="MLflow server, e.g. http://host:5000. Empty: SQLite under MEMPO_HOME.",
     )
     experiment: str = Field(default="mempo", description="MLflow experiment.")
-    traces: int = Field(default=2, ge=0, description="Trajectories per evaluation kept as MLflow traces.")
+    traces: int = Field(
+        default=2, ge=0, description="Trajectories per evaluation kept as MLflow traces."
+    )
 
 
 class Cluster(Settings):
@@ -265,14 +305,22 @@ class Cluster(Settings):
         description="Ray cluster to join, 'host:port' or 'ray://host:10001'. Empty: a local Ray.",
     )
     cpus: int = Field(default=0, ge=0, description="Cores of a local Ray; 0: all that are free.")
-    sampler_cpus: float = Field(default=0.5, ge=0, description="CPUs reserved by the sampler actor.")
+    sampler_cpus: float = Field(
+        default=0.5, ge=0, description="CPUs reserved by the sampler actor."
+    )
     sampler_gpus: float = Field(default=0, ge=0, description="GPUs reserved by the sampler actor.")
-    learner_cpus: float = Field(default=0.5, ge=0, description="CPUs reserved by the learner actor.")
+    learner_cpus: float = Field(
+        default=0.5, ge=0, description="CPUs reserved by the learner actor."
+    )
     learner_gpus: float = Field(default=0, ge=0, description="GPUs reserved by the learner actor.")
     threads: int = Field(
-        default=0, ge=0, description="Threads of an actor's computation; 0: free cores / parallel runs."
+        default=0,
+        ge=0,
+        description="Threads of an actor's computation; 0: free cores / parallel runs.",
     )
-    parallel: Positive = Field(default=1, description="Runs of an ablation that go on side by side.")
+    parallel: Positive = Field(
+        default=1, description="Runs of an ablation that go on side by side."
+    )
     timeout_s: Positive = Field(
         default=3600, description="A stage that takes longer fails with an error that names it."
     )
@@ -282,7 +330,9 @@ class Experiment(Settings):
     """One run, whole: what a preset fills in, a form shows and MLflow records."""
 
     preset: str = Field(default="", description="Name of the preset this was built from.")
-    seed: int = Field(default=0, description="One seed for the run; every draw is a function of it.")
+    seed: int = Field(
+        default=0, description="One seed for the run; every draw is a function of it."
+    )
     iterations: int = Field(default=24, ge=0, description="RL iterations; 0 only evaluates.")
     environment: Environment = Environment()
     policy: Policy = Policy()

@@ -1,11 +1,11 @@
 """The services around a run: one Prefect server per command, one Ray, and how many threads.
 
-    with prefect_server():
-        connect_ray(cluster, env)
-        try:
-            ...  # flows whose RayTaskRunner finds Ray connected and uses it
-        finally:
-            shutdown_ray()
+with prefect_server():
+    connect_ray(cluster, env)
+    try:
+        ...  # flows whose RayTaskRunner finds Ray connected and uses it
+    finally:
+        shutdown_ray()
 """
 
 from __future__ import annotations

@@ -75,9 +75,7 @@ def evaluate(
     trajectories, credit = read_rollouts(path)
     rows = task_rows(trajectories, credit["p_answer_mem"])
     path.with_suffix(".json").write_text(json.dumps([{**r, "mode": mode} for r in rows]))
-    return evaluation_metrics(rows, mode), {
-        k: v for k, v in costs.items() if k.startswith("cost/")
-    }
+    return evaluation_metrics(rows, mode), {k: v for k, v in costs.items() if k.startswith("cost/")}
 
 
 @stage("checkpoint")

@@ -52,7 +52,9 @@ class WikiColdStart:
 
     def held_out(self) -> list[Row]:
         rng = generator(self.experiment.seed, "sft-held-out")
-        return [row for q in self._solved(self.world.pool("test"))[:24] for row in self._script(q, rng)]
+        return [
+            row for q in self._solved(self.world.pool("test"))[:24] for row in self._script(q, rng)
+        ]
 
     def facts(self) -> dict[str, Any]:
         sft = self.experiment.sft
@@ -113,9 +115,7 @@ class WikiColdStart:
         return [q for q in pool if q.objectives == 1 and self._plan(q)]
 
     def _plan(self, question: Question) -> object:
-        return plan(
-            question, search=self._search, passages=self.passages, shorten=self._shorten
-        )
+        return plan(question, search=self._search, passages=self.passages, shorten=self._shorten)
 
     def _search(self, query: str) -> list[Passage]:
         found = self.world.retriever.search([query], self.experiment.environment.top_k)[0]

@@ -15,9 +15,7 @@ def has_memory(agent: Agent) -> bool:
     return agent.kind == "self_memory"
 
 
-def prompt_ids(
-    agent: Agent, codec: Codec, head: Sequence[int], steps: Sequence[Step]
-) -> list[int]:
+def prompt_ids(agent: Agent, codec: Codec, head: Sequence[int], steps: Sequence[Step]) -> list[int]:
     """Ids that the policy sees before step `len(steps)`.
 
     self_memory, history k   head + the last k steps, each with its reply

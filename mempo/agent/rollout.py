@@ -156,9 +156,7 @@ def _finished(r: _Run, settings: Reward) -> Trajectory:
     assert r.status is not None
     answer = r.steps[-1].action_text if r.status == "answered" else ""
     em, f1 = score_answer(answer, r.question.answers)
-    well_formed = bool(r.steps) and r.status == "answered" and all(
-        s.well_formed for s in r.steps
-    )
+    well_formed = bool(r.steps) and r.status == "answered" and all(s.well_formed for s in r.steps)
     return Trajectory(
         question=r.question,
         rollout=r.rollout,

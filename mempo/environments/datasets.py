@@ -272,7 +272,6 @@ class DatasetWorld:
             )
         return kept
 
-
     def _solved(self, questions: Sequence[Question], corpus: Sequence[Passage]) -> list[Question]:
         """Those that the scripted expert can answer with this retriever and passage length."""
         passages = {p.id: p for p in corpus}

@@ -23,9 +23,7 @@ class World(Protocol):
         """`count` questions with `objectives` objectives each, a function of `key` alone."""
         ...
 
-    def reply(
-        self, questions: Sequence[Question], queries: Sequence[str]
-    ) -> list[str | ToolError]:
+    def reply(self, questions: Sequence[Question], queries: Sequence[str]) -> list[str | ToolError]:
         """One reply per (question, query) pair; a failed call is returned, never raised."""
         ...
 

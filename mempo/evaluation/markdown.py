@@ -9,12 +9,21 @@ import pandas as pd
 from mempo.evaluation.stats import summary_table
 
 
-def results_markdown(
-    evaluations: pd.DataFrame, differences: list[str], *, source: str
-) -> str:
+def results_markdown(evaluations: pd.DataFrame, differences: list[str], *, source: str) -> str:
     """The table method x objectives x mode, the paired differences, and where they come from."""
-    head = ["method", "K", "mode", "F1", "EM", "P(answer given memory)", "format", "TT", "PT",
-            "steps", "seeds x tasks"]
+    head = [
+        "method",
+        "K",
+        "mode",
+        "F1",
+        "EM",
+        "P(answer given memory)",
+        "format",
+        "TT",
+        "PT",
+        "steps",
+        "seeds x tasks",
+    ]
     rows = [head, ["---"] * len(head)]
     seeds = evaluations.groupby("method")["seed"].nunique()
     for r in summary_table(evaluations).to_dict("records"):

@@ -56,9 +56,7 @@ class TorchLearner:
     @cached_property
     def optimizer(self) -> MasterAdamW:
         """Made at the first update: a learner that only scores holds no optimiser state."""
-        return MasterAdamW(
-            self.model, self.settings, embedding_lr_factor=self.embedding_lr_factor
-        )
+        return MasterAdamW(self.model, self.settings, embedding_lr_factor=self.embedding_lr_factor)
 
     @torch.no_grad()
     def logprobs(

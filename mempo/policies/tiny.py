@@ -16,8 +16,9 @@ import torch
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-TAGS = [f"<{s}{t}>" for t in ("mem", "think", "tool_call", "answer", "information")
-        for s in ("", "/")]
+TAGS = [
+    f"<{s}{t}>" for t in ("mem", "think", "tool_call", "answer", "information") for s in ("", "/")
+]
 _GLUE = ["self_memory", "react", ";", "nothing", "done"]
 
 
@@ -79,9 +80,7 @@ def _initialise(model: Any, g: torch.Generator) -> None:
     pc = uc @ uc.T
     embedding = normal(model.config.vocab_size, d, 0.226)
     keep = pc + 0.3 * (torch.eye(d) - pc)
-    model.model.embed_tokens.weight.copy_(
-        embedding @ keep * sqrt(d / (dc + 0.09 * (d - dc)))
-    )
+    model.model.embed_tokens.weight.copy_(embedding @ keep * sqrt(d / (dc + 0.09 * (d - dc))))
     model.model.norm.weight.fill_(0.18)
     r1 = orthogonal(dc)[:r] @ uc.T * sqrt(dc / r)  # [r, d], keeps the norm of a token
 
