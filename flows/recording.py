@@ -53,7 +53,7 @@ def method_name(experiment: Experiment) -> str:
 def recorded(
     experiment: Experiment, kind: Kind, *, name: str = "", parent: str = "", method: str = ""
 ) -> Iterator[Record]:
-    """One MLflow run around the block: FINISHED at its end, FAILED or KILLED where it breaks off."""
+    """One MLflow run around the block: FINISHED, or FAILED or KILLED where it breaks off."""
     tracker = Tracker(experiment.tracking.uri, experiment.tracking.experiment)
     trains = kind == "train" and experiment.iterations > 0
     run_id = tracker.start(

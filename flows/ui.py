@@ -15,7 +15,7 @@ import httpx
 from flows.progress import say
 
 _HOST = "127.0.0.1"
-_START_TIMEOUT_S = 120.0
+_START_TIMEOUT_S = 300.0  # the first start of Prefect unpacks its pages
 
 
 def serve(prefect_port: int, mlflow_port: int) -> None:

@@ -104,8 +104,5 @@ class Codec:
             if carries:
                 pending.append(index)
             parts.append(part)
-        tail = decoder.decode(b"", final=True)
-        parts.append(tail)
-        if not tail:
-            return "".join(parts), offsets
-        return "".join(parts), [(a, min(b, position + len(tail))) for a, b in offsets]
+        parts.append(decoder.decode(b"", final=True))
+        return "".join(parts), offsets

@@ -216,6 +216,16 @@ def test_an_unusual_spelling_of_a_memory_is_kept(codec: Codec) -> None:
     ]
 
 
+def test_a_token_over_both_tags_leaves_only_the_memory(codec: Codec) -> None:
+    tokenizer = copy.deepcopy(codec.tokenizer)
+    tokenizer.add_tokens([">a</"])
+    wide = Codec(tokenizer)
+    ids = wide.encode("<mem>a</mem>")
+    text, offsets = wide.text_and_offsets(ids)
+    assert (text, offsets[2]) == ("<mem>a</mem>", (4, 8))
+    assert memory_block_ids(wide, ids, (2, 3)) == codec.encode("<mem>a</mem>")
+
+
 def test_a_step_without_a_memory_has_no_block(codec: Codec) -> None:
     with pytest.raises(ValueError, match="no <mem>"):
         memory_block_ids(codec, codec.encode("<answer>A</answer>"), (0, 1))
