@@ -16,7 +16,9 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from conf.load import setting_names
 from mempo.config import Cluster, Experiment, Policy
+from mempo.environments.world import Split
 from mempo.policies.shipped import model_path
 from tasks import store
 from tasks.ray_address import LOCAL_HOSTS, check_ray, split_address
@@ -71,7 +73,8 @@ def _finding(setting: str, probe: Callable[[], str]) -> Finding:
     except ValueError as error:
         message = " ".join(str(error).split())
         # A probe may stand for several settings, and its message then names the very one.
-        named = re.match(r"[a-z_]+\.[a-z_]+|[A-Z_]+:", message)
+        first = re.split(r"[: ]", message, maxsplit=1)[0]
+        named = first in (*setting_names(), "MEMPO_HOME", "PREFECT_API_URL")
         return Finding(setting, False, message if named else f"{setting}: {message}")
 
 
@@ -240,7 +243,7 @@ def _questions(experiment: Experiment) -> str:
 
         assert isinstance(world, DatasetWorld)
         world.check()  # the search server is called only here
-    wanted = [
+    wanted: list[tuple[str, Split, tuple[int, ...], int]] = [
         ("environment.objectives", "train", settings.objectives, experiment.rollout.questions),
         ("evaluate.objectives", "test", evaluate.objectives, evaluate.questions),
     ]

@@ -15,7 +15,7 @@ import httpx
 from flows.progress import say
 
 _HOST = "127.0.0.1"
-_START_TIMEOUT_S = 300.0  # the first start of Prefect unpacks its pages
+_START_TIMEOUT_S = 300.0  # fresh databases on a busy machine
 
 
 def serve(prefect_port: int, mlflow_port: int) -> None:
@@ -43,7 +43,7 @@ def serve(prefect_port: int, mlflow_port: int) -> None:
     try:
         for name, (_, command) in commands.items():
             say(f"{name}: starting ...")
-            servers[name] = _start(command, _log(home, name), home / "prefect")
+            servers[name] = _start(command, _log(home, name), home / "prefect", prefect_port)
         for name, (address, _) in commands.items():
             _wait_healthy(name, servers[name], address, _log(home, name))
             print(f"{name}: {address}", flush=True)
@@ -83,12 +83,17 @@ def _log(home: Path, name: str) -> Path:
     return home / f"{name.lower()}-ui.log"
 
 
-def _start(arguments: list[str], log: Path, prefect_home: Path) -> subprocess.Popen[bytes]:
-    database = f"sqlite+aiosqlite:///{prefect_home / 'prefect.db'}"
+def _start(
+    arguments: list[str], log: Path, prefect_home: Path, prefect_port: int
+) -> subprocess.Popen[bytes]:
     env = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
     env |= {
         "PREFECT_HOME": str(prefect_home),
-        "PREFECT_SERVER_DATABASE_CONNECTION_URL": database,
+        "PREFECT_SERVER_DATABASE_CONNECTION_URL": (
+            f"sqlite+aiosqlite:///{prefect_home / 'prefect.db'}"
+        ),
+        # Otherwise the pages ask port 4200, whatever port they came from.
+        "PREFECT_UI_API_URL": f"http://{_HOST}:{prefect_port}/api",
     }
     with log.open("wb") as output:
         # A session of its own, so that the server and its workers can be stopped together.

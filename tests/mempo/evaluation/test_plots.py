@@ -66,8 +66,9 @@ def curves(**values: list[list[float]]) -> pd.DataFrame:
 
 def records(data: pd.DataFrame, **where: Any) -> list[dict[str, Any]]:
     """Rows with these values as dictionaries; a missing seed (of a mean) is None."""
-    rows: list[dict[str, Any]] = data.astype(object).where(data.notna(), None).to_dict("records")
-    return [row for row in rows if all(row[name] == value for name, value in where.items())]
+    rows = data.astype(object).where(data.notna(), None).to_dict("records")
+    named = [{str(name): value for name, value in row.items()} for row in rows]
+    return [row for row in named if all(row[name] == value for name, value in where.items())]
 
 
 def titles(figure: Figure) -> list[str]:

@@ -1,0 +1,168 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conf.load import clusters, flatten, load, presets, setting_names, sha256, to_yaml
+from conf.text import ConfigError
+from mempo.config import Experiment
+
+
+def write(path, text):
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def refused(*args, **kwargs) -> str:
+    """The message of a refusal, which is always one line."""
+    with pytest.raises(ConfigError) as caught:
+        load(*args, **kwargs)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize("cluster", clusters())
+@pytest.mark.parametrize("preset", presets())
+def test_every_shipped_preset_loads_on_every_shipped_cluster(preset, cluster):
+    assert load(preset, cluster=cluster).preset == preset
+
+
+def test_shipped_files_are_described_in_a_sentence():
+    for description in (presets() | clusters()).values():
+        assert len(description) > 20
+
+
+def test_later_layers_win(tmp_path):
+    cluster = write(tmp_path / "c.yaml", "threads: 3\ntimeout_s: 11\n")
+    preset = write(
+        tmp_path / "p.yaml", "extends: demo\nseed: 1\niterations: 5\ncluster:\n  threads: 4\n"
+    )
+    experiment = load(preset, cluster=cluster, overrides=["iterations=6", "seed=2"], seed=3)
+    assert experiment.cluster.timeout_s == 11  # only the cluster file says it
+    assert experiment.cluster.threads == 4  # the preset over the cluster file
+    assert experiment.iterations == 6  # the override over the preset
+    assert experiment.seed == 3  # the argument over the override
+    assert experiment.rollout.group_size == load("demo").rollout.group_size  # inherited
+    assert experiment.preset == "p"
+
+
+def test_the_last_of_two_overrides_of_a_setting_wins():
+    assert load(overrides=["loss.clip=0.3", "loss.clip=0.4"]).loss.clip == 0.4
+
+
+def test_a_list_replaces_a_list():
+    experiment = load(overrides=["evaluate.objectives=[3]"])
+    assert experiment.evaluate.objectives == (3,)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1e-4", 1e-4), ("3E-4", 3e-4), ("0.001", 1e-3), ("1", 1.0), (".5", 0.5)],
+)
+def test_numbers_as_people_write_them(text, value):
+    assert load(overrides=[f"learner.lr={text}"]).learner.lr == value
+
+
+@settings(deadline=None)
+@given(st.floats(min_value=1e-12, max_value=1e3))
+def test_every_float_survives_an_override(value):
+    assert load(overrides=[f"learner.lr={value!r}"]).learner.lr == value
+
+
+@pytest.mark.parametrize("text", ["1", "memory", "all"])
+def test_text_settings_take_what_looks_like_a_number(text):
+    assert load(overrides=[f"agent.history={text}"]).agent.history == text
+
+
+def test_an_address_with_colons_stays_text():
+    override = "cluster.address=ray://head:10001"
+    assert load(overrides=[override]).cluster.address == "ray://head:10001"
+
+
+@pytest.mark.parametrize(
+    ("override", "parts"),
+    [
+        ("loss.clp=0.3", ["'loss.clp'", "did you mean 'loss.clip'"]),
+        ("clip=0.3", ["'clip'", "did you mean 'loss.clip'"]),
+        ("loss.clip.deep=1", ["'loss.clip.deep'"]),
+        ("loss=1", ["'loss'", "section", "loss.clip"]),
+        ("loss.clip", ["'loss.clip'", "section.setting=value"]),
+        ("=3", ["section.setting=value"]),
+        ("loss.clip=high", ["loss.clip", "'high'", "must be a number", "Clip range"]),
+        ("loss.clip=1.5", ["loss.clip", "less than 1"]),
+        ("loss.clip=.nan", ["loss.clip", "finite"]),
+        ("loss.kl=.inf", ["loss.kl", "finite"]),
+        ("rollout.questions=0", ["rollout.questions", "greater than 0"]),
+        ("rollout.questions=2.5", ["rollout.questions", "whole number"]),
+        ("rollout.questions=true", ["rollout.questions", "whole number"]),
+        ("evaluate.before=1", ["evaluate.before", "true or false"]),
+        ("evaluate.objectives=4", ["evaluate.objectives", "list"]),
+        ("evaluate.objectives=[4", ["evaluate.objectives=[4", "quote"]),
+        ("reward.answer=bleu", ["reward.answer", "'em' or 'f1'"]),
+        ("agent.history=some", ["agent.history", "must match"]),
+    ],
+)
+def test_a_wrong_override_is_refused_by_name_with_a_cure(override, parts):
+    message = refused(overrides=[override])
+    assert [part for part in parts if part not in message] == []
+
+
+def test_unknown_presets_and_clusters_list_those_there_are():
+    message = refused("dmeo")
+    assert "unknown preset 'dmeo'" in message and "did you mean 'demo'" in message
+    assert all(name in message for name in presets())
+    message = refused(cluster="slurm")
+    assert "unknown cluster 'slurm'" in message and "ray" in message
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("iterations: 1\niterations: 2\n", ["'iterations'", "twice", "line 2"]),
+        ("loss: {clip: 0.1, clip: 0.2}\n", ["'clip'", "twice"]),
+        ("loss: 3\n", ["'loss'", "section", "mine.yaml"]),
+        ("lss: {clip: 0.1}\n", ["'lss'", "mine.yaml"]),
+        ("loss: {clop: 0.1}\n", ["'loss.clop'", "mine.yaml", "loss.clip"]),
+        ("- 1\n- 2\n", ["mine.yaml", "settings"]),
+        ("loss: [\n", ["mine.yaml", "not YAML", "line"]),
+        ("1: 2\n", ["key 1", "text"]),
+        ("extends: 7\n", ["extends", "7"]),
+        ("extends: nobody\n", ["unknown preset 'nobody'"]),
+        ("extends: mine.yaml\n", ["extends", "circle"]),
+    ],
+)
+def test_a_wrong_preset_file_is_refused_by_name(tmp_path, text, parts):
+    message = refused(write(tmp_path / "mine.yaml", text))
+    assert [part for part in parts if part not in message] == []
+
+
+def test_a_missing_file_is_named(tmp_path):
+    assert str(tmp_path / "none.yaml") in refused(str(tmp_path / "none.yaml"))
+
+
+def test_an_empty_section_and_an_empty_file_change_nothing(tmp_path):
+    base = load(write(tmp_path / "a.yaml", ""))
+    assert load(write(tmp_path / "a.yaml", "loss:\n")) == base
+
+
+@pytest.mark.parametrize("preset", presets())
+def test_the_recorded_yaml_gives_the_experiment_back(tmp_path, preset):
+    experiment = load(preset, cluster="ray", overrides=["agent.history=2"], seed=5)
+    path = write(tmp_path / "config.yaml", to_yaml(experiment))
+    again = load(path)
+    assert again.model_copy(update={"preset": preset}) == experiment
+
+
+def test_flatten_names_every_setting_once():
+    flat = flatten(Experiment())
+    assert list(flat) == setting_names()
+    assert flat["loss.clip"] == 0.2 and flat["evaluate.objectives"] == [2, 4, 6]
+
+
+def test_the_hash_sees_what_decides_results_and_nothing_else():
+    base = sha256(load())
+    assert len(base) == 64
+    assert sha256(load(cluster="ray")) == base
+    assert sha256(load(overrides=["tracking.experiment=other", "preset=x"])) == base
+    for change in ("learner.lr=2e-4", "seed=1", "policy.model=tiny", "evaluate.questions=97"):
+        assert sha256(load(overrides=[change])) != base

@@ -1,0 +1,191 @@
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import httpx
+import pytest
+
+from mempo.config import Cluster
+from tasks import services
+from tasks.services import (
+    available_cores,
+    check_prefect,
+    connect_ray,
+    pick_threads,
+    prefect_server,
+    shutdown_ray,
+    worker_env,
+)
+
+
+class Handler(BaseHTTPRequestHandler):
+    status = 200
+
+    def do_GET(self):
+        self.send_response(self.status if self.path == "/api/health" else 404)
+        self.end_headers()
+
+    def log_message(self, format, *args):
+        pass
+
+
+@contextmanager
+def prefect_answering(status: int) -> Iterator[str]:
+    """Address of a Prefect API whose health is `status`."""
+    handler = type("Answer", (Handler,), {"status": status})
+    with HTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/api"
+        server.shutdown()
+
+
+@pytest.fixture
+def closed_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+@pytest.fixture
+def no_server_configured(monkeypatch, tmp_path):
+    """No Prefect server in the environment or in a profile of this machine."""
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    monkeypatch.setenv("MEMPO_HOME", str(tmp_path))
+    monkeypatch.setattr(services, "configured_prefect_url", lambda: "")
+
+
+def test_a_healthy_prefect_passes():
+    with prefect_answering(200) as url:
+        check_prefect(url)
+        check_prefect(url + "/")
+
+
+def test_a_prefect_that_is_not_there_is_refused_by_name(closed_port):
+    with pytest.raises(ValueError) as caught:
+        check_prefect(f"http://127.0.0.1:{closed_port}/api")
+    message = str(caught.value)
+    assert message.startswith("PREFECT_API_URL: no server answers at") and "\n" not in message
+
+
+@pytest.mark.parametrize("status", [404, 500])
+def test_a_prefect_that_is_not_healthy_is_refused_by_name(status):
+    with prefect_answering(status) as url, pytest.raises(ValueError, match=f"answers {status}"):
+        check_prefect(url)
+
+
+def test_a_configured_prefect_is_used_as_it_is(monkeypatch):
+    started = []
+    monkeypatch.setattr(services, "_started", started.append)
+    with prefect_answering(200) as url:
+        monkeypatch.setenv("PREFECT_API_URL", url)
+        with prefect_server() as used:
+            assert used == url
+            assert os.environ["PREFECT_API_URL"] == url
+        assert os.environ["PREFECT_API_URL"] == url
+    assert started == []
+
+
+def test_a_configured_prefect_that_is_not_there_is_an_error(monkeypatch, closed_port):
+    monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{closed_port}/api")
+    with pytest.raises(ValueError, match="PREFECT_API_URL"), prefect_server():
+        pass
+
+
+def test_a_prefect_that_ends_at_once_is_told_with_its_last_words(monkeypatch, no_server_configured):
+    monkeypatch.setattr(sys, "executable", "/bin/ls")  # says "unrecognized option" or the like
+    with pytest.raises(RuntimeError, match="did not start"), prefect_server(lambda line: None):
+        pass
+
+
+def test_the_prefect_process_ends_with_its_parent():
+    """Its standard input is a pipe from the parent, and that breaks however the parent ends."""
+    code = (
+        "import time, tasks.prefect_app as app\n"
+        "app.uvicorn.run = lambda *args, **kwargs: time.sleep(60)\n"
+        "app.main(1)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    process.stdin.close()
+    assert process.wait(timeout=50) != 0
+
+
+def test_workers_get_addresses_and_threads_but_no_run_of_the_shell(monkeypatch):
+    monkeypatch.setenv("PREFECT_API_URL", "http://here/api")
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "t")
+    monkeypatch.setenv("MLFLOW_RUN_ID", "somebody's")
+    monkeypatch.setenv("MEMPO_HOME", "/shared/runs")
+    monkeypatch.setenv("SOME_SECRET", "s")
+    env = worker_env(Cluster(threads=3))
+    assert env["PREFECT_API_URL"] == "http://here/api"
+    assert env["MEMPO_HOME"] == "/shared/runs"
+    assert env["MLFLOW_TRACKING_TOKEN"] == "t"
+    assert env["OMP_NUM_THREADS"] == env["MKL_NUM_THREADS"] == "3"
+    assert "MLFLOW_RUN_ID" not in env and "SOME_SECRET" not in env
+    assert all(isinstance(value, str) for value in env.values())
+
+
+@pytest.mark.parametrize(
+    ("cluster", "threads"),
+    [
+        (Cluster(threads=5, cpus=2), 5),
+        (Cluster(cpus=8), 8),
+        (Cluster(cpus=8, parallel=3), 2),
+        (Cluster(cpus=2, parallel=4), 1),
+    ],
+)
+def test_threads_are_the_cores_shared_by_the_runs_side_by_side(cluster, threads):
+    assert pick_threads(cluster) == threads
+
+
+def test_threads_of_this_machine_are_its_available_cores():
+    assert 1 <= available_cores() <= (os.cpu_count() or 1)
+    assert pick_threads(Cluster()) == available_cores()
+
+
+@pytest.mark.services
+@pytest.mark.filterwarnings("default")
+def test_fault_48_a_line_logged_on_a_ray_worker_is_in_prefect(no_server_configured, tmp_path):
+    """A real server and a real Ray, as one command has them, and nothing of them afterwards."""
+    from prefect import flow, task
+    from prefect.cache_policies import NO_CACHE
+    from prefect.logging import get_run_logger
+    from prefect_ray import RayTaskRunner
+
+    @task(cache_policy=NO_CACHE)
+    def look_around() -> tuple[str, str, str]:
+        get_run_logger().info("a line from the worker")
+        env = os.environ
+        return env["PREFECT_API_URL"], env["OMP_NUM_THREADS"], env["MEMPO_HOME"]
+
+    @flow(task_runner=RayTaskRunner())
+    def look() -> tuple[str, str, str]:
+        return look_around.submit().result()
+
+    said: list[str] = []
+    with prefect_server(said.append) as url:
+        assert os.environ["PREFECT_API_URL"] == url
+        head = connect_ray(Cluster(cpus=1, threads=1))
+        assert ":" in head
+        with pytest.raises(RuntimeError, match="connected to a Ray already"):
+            connect_ray(Cluster())
+        try:
+            assert look() == (url, "1", str(tmp_path))
+        finally:
+            shutdown_ray()
+        runs = httpx.post(f"{url}/task_runs/filter", json={}).json()
+        logs = httpx.post(f"{url}/logs/filter", json={}).json()
+    assert [run["state_type"] for run in runs] == ["COMPLETED"]
+    assert [log["task_run_id"] for log in logs if log["message"] == "a line from the worker"] == [
+        runs[0]["id"]
+    ]
+    assert [line.split(":")[0] for line in said] == ["Prefect server"] * 2
+    assert (tmp_path / "prefect" / "prefect.db").is_file()
+    assert "PREFECT_API_URL" not in os.environ
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{url}/health")
