@@ -14,7 +14,7 @@ SCRATCH =
 
 demo: $(VENV)/.installed
 	@if [ "$(SCRATCH)" = 1 ]; then \
-		$(BIN)/mempo sft --preset demo --set policy.model=tiny --out models/atlas-sft-scratch && \
+		$(BIN)/mempo sft --preset demo --out models/atlas-sft-scratch && \
 		$(BIN)/mempo ablate demo --set policy.model=models/atlas-sft-scratch; \
 	else \
 		$(BIN)/mempo ablate demo; \

@@ -182,6 +182,15 @@ def report(
             "--out", metavar="FOLDER", help="Where the page goes; default: MEMPO_HOME/reports."
         ),
     ] = None,
+    into: Annotated[
+        str,
+        typer.Option(
+            "--into",
+            metavar="FILE#SECTION",
+            help="Also write the table into a Markdown file, between `<!-- results:SECTION -->` "
+            "and `<!-- end:SECTION -->`.",
+        ),
+    ] = "",
 ) -> None:
     """Compare finished runs, from MLflow alone, on one page.
 
@@ -199,7 +208,7 @@ def report(
 
         folder = out or store.home() / "reports" / "-".join(run_id[:8] for run_id in runs)
         try:
-            run.report(runs, folder, experiment)
+            run.report(runs, folder, experiment, into)
         except MlflowException as error:
             raise ConfigError(
                 f"report: {error}; `mempo ui` shows the runs and their ids"

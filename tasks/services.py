@@ -104,6 +104,8 @@ def worker_env(cluster: Cluster) -> dict[str, str]:
     threads = str(pick_threads(cluster))
     env = {
         **QUIET,
+        # A worker may be stopped right after its last line; Prefect would wait two seconds.
+        "PREFECT_LOGGING_TO_API_BATCH_INTERVAL": "0.2",
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
         # Threads that wait must sleep: where cores are shared, spinning ones cost a factor of ten.

@@ -3,9 +3,11 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
 
 import httpx
 import pytest
@@ -148,16 +150,27 @@ def test_threads_of_this_machine_are_its_available_cores():
     assert pick_threads(Cluster()) == available_cores()
 
 
+def wait_for_line(url: str, message: str) -> dict[str, Any]:
+    """The log entry of that message, once Prefect has it."""
+    for _ in range(100):
+        logs = httpx.post(f"{url}/logs/filter", json={}).json()
+        if found := [log for log in logs if log["message"] == message]:
+            return found[0]
+        time.sleep(0.1)
+    raise AssertionError(f"{message!r} is not among {[log['message'] for log in logs]}")
+
+
 @pytest.mark.services
 @pytest.mark.filterwarnings("default")
 def test_fault_48_a_line_logged_on_a_ray_worker_is_in_prefect(no_server_configured, tmp_path):
     """A real server and a real Ray, as one command has them, and nothing of them afterwards."""
-    from prefect import flow, task
-    from prefect.cache_policies import NO_CACHE
+    from prefect import flow
     from prefect.logging import get_run_logger
     from prefect_ray import RayTaskRunner
 
-    @task(cache_policy=NO_CACHE)
+    from tasks import stages
+
+    @stages.stage("look around")
     def look_around() -> tuple[str, str, str]:
         get_run_logger().info("a line from the worker")
         env = os.environ
@@ -165,7 +178,7 @@ def test_fault_48_a_line_logged_on_a_ray_worker_is_in_prefect(no_server_configur
 
     @flow(task_runner=RayTaskRunner())
     def look() -> tuple[str, str, str]:
-        return look_around.submit().result()
+        return stages.run(look_around)
 
     said: list[str] = []
     with prefect_server(said.append) as url:
@@ -176,14 +189,12 @@ def test_fault_48_a_line_logged_on_a_ray_worker_is_in_prefect(no_server_configur
             connect_ray(Cluster())
         try:
             assert look() == (url, "1", str(tmp_path))
+            logged = wait_for_line(url, "a line from the worker")
         finally:
             shutdown_ray()
         runs = httpx.post(f"{url}/task_runs/filter", json={}).json()
-        logs = httpx.post(f"{url}/logs/filter", json={}).json()
     assert [run["state_type"] for run in runs] == ["COMPLETED"]
-    assert [log["task_run_id"] for log in logs if log["message"] == "a line from the worker"] == [
-        runs[0]["id"]
-    ]
+    assert logged["task_run_id"] == runs[0]["id"]
     assert [line.split(":")[0] for line in said] == ["Prefect server"] * 2
     assert (tmp_path / "prefect" / "prefect.db").is_file()
     assert "PREFECT_API_URL" not in os.environ

@@ -40,7 +40,11 @@ def test_equals_torch_adamw_in_float32(model: Any) -> None:
         assert p.grad is None
 
 
-def test_norm_is_the_one_before_clipping_and_clipping_is_global(model: Any) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_norm_is_the_one_before_clipping_and_clipping_is_global(
+    model: Any, dtype: torch.dtype
+) -> None:
+    model = model.to(dtype)
     ours = MasterAdamW(model, Learner(grad_clip=0.5))
     fill_gradients(model, 0)
     by_hand = sum(float(p.grad.double().square().sum()) for p in model.parameters()) ** 0.5

@@ -169,13 +169,15 @@ def test_fault_19_zero_advantages_leave_the_weights_bit_identical(bench: Any) ->
     assert digest(learner.model) == before
 
 
-def test_kl_alone_is_reason_enough_for_a_step(bench: Any) -> None:
-    learner = bench.learner(reference=True, lr=1e-2)
-    learner.update(bench.train_rows(learner, bench.rows()), Loss(kl=1.0))
-    before = digest(learner.model)
-    got = learner.update(bench.train_rows(learner, bench.rows(), advantage=0.0), Loss(kl=1.0))
-    assert got["skipped"] == 0 and got["kl"] > 0
-    assert digest(learner.model) != before
+@pytest.mark.parametrize("estimator", ["k2", "k3"])
+def test_kl_alone_takes_steps_that_lead_back_to_the_reference(bench: Any, estimator: Any) -> None:
+    learner = bench.learner(reference=True, lr=3e-3)
+    batch = bench.train_rows(learner, bench.rows(), advantage=1.0)
+    learner.update(batch, Loss())
+    back = bench.train_rows(learner, bench.rows(), advantage=0.0)
+    kl = [learner.update(back, Loss(kl=1.0, kl_estimator=estimator))["kl"] for _ in range(8)]
+    assert kl[0] > 1e-4
+    assert min(kl) < kl[0] / 2
 
 
 def test_an_update_raises_what_was_good_and_lowers_what_was_bad(bench: Any) -> None:
