@@ -223,7 +223,7 @@ def test_a_token_over_both_tags_leaves_only_the_memory(codec: Codec) -> None:
     ids = wide.encode("<mem>a</mem>")
     text, offsets = wide.text_and_offsets(ids)
     assert (text, offsets[2]) == ("<mem>a</mem>", (4, 8))
-    assert memory_block_ids(wide, ids, (2, 3)) == codec.encode("<mem>a</mem>")
+    assert wide.text(memory_block_ids(wide, ids, (2, 3))) == "<mem>a</mem>"
 
 
 def test_a_step_without_a_memory_has_no_block(codec: Codec) -> None:
