@@ -176,7 +176,9 @@ def test_fault_48_a_line_logged_on_a_ray_worker_is_in_prefect(no_server_configur
         env = os.environ
         return env["PREFECT_API_URL"], env["OMP_NUM_THREADS"], env["MEMPO_HOME"]
 
-    @flow(task_runner=RayTaskRunner())
+    runner: Any = RayTaskRunner()  # its type says less than Prefect's asks for
+
+    @flow(task_runner=runner)
     def look() -> tuple[str, str, str]:
         return stages.run(look_around)
 

@@ -69,7 +69,8 @@ def test_a_right_answer_in_a_wrong_format_earns_nothing(
     assert (t.status, t.em, t.format, t.reward) == ("answered", 1.0, 0.0, 0.0)
     [t] = run(sampler, [question], agent=Agent(kind="react"))
     assert (t.status, t.em, t.format, t.reward) == ("answered", 1.0, 1.0, 1.0)
-    assert t.steps[0].mem_spans == []
+    [t] = run(scripted(codec, {("q", 0, 0): ANSWER}), [question], agent=Agent(kind="react"))
+    assert (t.status, t.format, t.steps[0].mem_spans) == ("answered", 0.0, [])  # no memory agent
 
 
 def test_one_badly_formed_step_spoils_the_format(
