@@ -88,6 +88,18 @@ class Step:
     policy_version: int = 0
 
 
+@dataclass(frozen=True)
+class Row:
+    """One sequence; position i of `ids` is a target where `mask[i]` (never i = 0)."""
+
+    ids: list[int]  # [T]
+    mask: list[bool]  # [T]
+
+    @property
+    def targets(self) -> int:
+        return sum(self.mask)
+
+
 @dataclass
 class Trajectory:
     """All steps of one rollout of one question, how it ended and what it earned."""

@@ -8,9 +8,8 @@ from mempo.config import Agent, Sft
 from mempo.draws import Key, generator
 from mempo.environments.atlas import EMPTY_MEMORY, AtlasWorld
 from mempo.environments.experts import Script, ScriptedStep
-from mempo.learners.packing import Row
 from mempo.policies.codec import Codec
-from mempo.types import Question, Step
+from mempo.types import Question, Row, Step
 
 
 def step_text(step: ScriptedStep) -> str:

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 from mempo.agent.coldstart import atlas_batch
 from mempo.config import Experiment
 from mempo.environments.atlas import AtlasWorld
-from mempo.learners.packing import Row
 from mempo.policies.codec import Codec
+from mempo.types import Row
 
 
 class ColdStartData(Protocol):

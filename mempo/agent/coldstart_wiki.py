@@ -13,9 +13,8 @@ from mempo.environments.datasets import DatasetWorld, compose, data_path
 from mempo.environments.experts_wiki import calibration_pairs, script_for
 from mempo.environments.hops import plan
 from mempo.environments.retrievers import read_corpus
-from mempo.learners.packing import Row
 from mempo.policies.codec import Codec
-from mempo.types import Passage, Question
+from mempo.types import Passage, Question, Row
 
 CALIBRATIONS = 2  # contexts of calibration per question and pass
 

@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from mempo.agent.protocol import ANSWER_OPEN, memory_block_ids
-from mempo.learners.packing import Row
 from mempo.policies.codec import Codec
-from mempo.types import Question, Step
+from mempo.types import Question, Row, Step
 
 MAX_ALIASES = 8
 

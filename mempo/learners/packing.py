@@ -9,22 +9,11 @@ positions that are asked for and nowhere else.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-
-@dataclass(frozen=True)
-class Row:
-    """One sequence; position i of `ids` is a target where `mask[i]` (never i = 0)."""
-
-    ids: list[int]  # [T]
-    mask: list[bool]  # [T]
-
-    @property
-    def targets(self) -> int:
-        return sum(self.mask)
+from mempo.types import Row
 
 
 def sampled_row(prompt_ids: Sequence[int], output_ids: Sequence[int], sampled: int) -> Row:

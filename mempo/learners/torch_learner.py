@@ -18,9 +18,10 @@ import torch
 from mempo.config import Learner, Loss
 from mempo.learners.loss import entropy, kl_penalty, ppo_clip
 from mempo.learners.optimizer import MasterAdamW
-from mempo.learners.packing import Row, micro_batches, target_logits
+from mempo.learners.packing import check_supported, micro_batches, target_logits
 from mempo.policies.codec import Codec
 from mempo.policies.distribution import Sampling, logprobs_of
+from mempo.types import Row
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class TorchLearner:
         reference: bool = False,
         embedding_lr_factor: float = 1.0,
     ):
+        check_supported(model)
         self.model = model.eval()  # no dropout: the ratio of the first update is 1
         self.codec = codec
         self.settings = settings

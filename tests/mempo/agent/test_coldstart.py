@@ -11,10 +11,10 @@ from mempo.config import Agent, Reward, Rollout, Sft
 from mempo.draws import generator
 from mempo.environments.atlas import EMPTY_MEMORY, AtlasWorld
 from mempo.environments.experts import Script, ScriptedStep
-from mempo.learners.packing import Row, sampled_row
+from mempo.learners.packing import sampled_row
 from mempo.policies.codec import Codec
 from mempo.policies.distribution import Sampling
-from mempo.types import Completion, Request, Trajectory
+from mempo.types import Completion, Request, Row, Trajectory
 
 AGENTS = [
     Agent(prompt="short", history="1"),

@@ -12,9 +12,8 @@ from mempo.config import Memory
 from mempo.credit.advantage import token_advantages
 from mempo.credit.assign import Credit, assign_credit
 from mempo.environments.atlas import AtlasWorld
-from mempo.learners.packing import Row
 from mempo.policies.codec import Codec
-from mempo.types import Question, Step, Trajectory
+from mempo.types import Question, Row, Step, Trajectory
 
 Make = Callable[..., Trajectory]
 

@@ -13,10 +13,9 @@ import torch
 from mempo.config import Learner
 from mempo.credit.scoring import gold_texts, score_group, score_questions
 from mempo.environments.atlas import AtlasWorld
-from mempo.learners.packing import Row
 from mempo.learners.torch_learner import TorchLearner
 from mempo.policies.codec import Codec
-from mempo.types import Question, Step
+from mempo.types import Question, Row, Step
 
 
 def p_answer(model: Any, context: Sequence[int], answer: Sequence[int]) -> float:

@@ -12,10 +12,11 @@ import torch
 
 from mempo.config import Learner
 from mempo.learners.loss import token_weights
-from mempo.learners.packing import Row, sampled_row
+from mempo.learners.packing import sampled_row
 from mempo.learners.torch_learner import TorchLearner, TrainRow
 from mempo.policies.codec import Codec
 from mempo.policies.distribution import Sampling
+from mempo.types import Row
 
 
 @pytest.fixture

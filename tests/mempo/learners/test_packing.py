@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mempo.learners.packing import (
-    Row,
     check_supported,
     micro_batches,
     sampled_row,
@@ -20,6 +19,7 @@ from mempo.learners.packing import (
 )
 from mempo.policies.distribution import logprobs_of
 from mempo.policies.tiny import tiny_model
+from mempo.types import Row
 
 PAD = 2
 

@@ -8,14 +8,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import CohereConfig, CohereForCausalLM
 
-from mempo.config import Environment, Loss, Policy
-from mempo.learners.packing import Row
+from mempo.config import Environment, Learner, Loss, Policy
 from mempo.learners.torch_learner import TorchLearner
 from mempo.policies.codec import Codec
 from mempo.policies.distribution import Sampling
 from mempo.policies.loading import load_codec
 from mempo.policies.weights import digest
+from mempo.types import Row
+
+
+def test_a_model_that_rescales_its_logits_is_refused(bench: Any) -> None:
+    config = CohereConfig(
+        vocab_size=20, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+        num_attention_heads=2, logit_scale=0.5, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="logit_scale"):
+        TorchLearner(CohereForCausalLM(config), bench.learner().codec, Learner())
 
 
 def test_log_probs_are_those_of_an_unbatched_forward_pass(bench: Any) -> None:

@@ -11,10 +11,10 @@ import torch
 
 from mempo.config import Loss
 from mempo.learners.loss import token_weights
-from mempo.learners.packing import Row
 from mempo.learners.torch_learner import TorchLearner, TrainRow
 from mempo.policies.distribution import Sampling
 from mempo.policies.weights import digest
+from mempo.types import Row
 
 
 def gradients(learner: TorchLearner, rows: Sequence[TrainRow], loss: Loss) -> list[torch.Tensor]:

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import CohereConfig, CohereForCausalLM
 
 from mempo.config import Environment, Policy
 from mempo.environments.atlas import AtlasWorld
@@ -72,13 +71,3 @@ def test_a_folder_without_a_fast_tokenizer_is_refused(tmp_path: Path, tiny_polic
     tiny_policy.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"policy\.model: .* tokenizer"):
         load_codec(Policy(model=str(tmp_path)), SMALL)
-
-
-def test_a_model_that_rescales_its_logits_is_refused(tmp_path: Path, codec: Codec) -> None:
-    config = CohereConfig(
-        vocab_size=20, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
-        num_attention_heads=2, logit_scale=0.5, bos_token_id=1, eos_token_id=2,
-    )  # fmt: skip
-    CohereForCausalLM(config).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="logit_scale"):
-        load_model(Policy(model=str(tmp_path)), codec)
