@@ -8,14 +8,11 @@ taken from the vocabulary itself.
 
 from __future__ import annotations
 
-import codecs
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
-
-_REPLACED = "\ufffd".encode()
 
 
 @lru_cache(maxsize=1)
@@ -76,8 +73,8 @@ class Codec:
         return pieces
 
     def text(self, ids: Sequence[int]) -> str:
-        """The exact text of `ids`, special tokens included."""
-        return self.text_and_offsets(ids)[0]
+        """The exact text of `ids`, special tokens included; broken characters are U+FFFD."""
+        return b"".join(self._bytes(ids)).decode("utf-8", "replace")
 
     def text_and_offsets(self, ids: Sequence[int]) -> tuple[str, list[tuple[int, int]]]:
         """The text of `ids` and for each token the [start, end) of its characters.
@@ -85,24 +82,36 @@ class Codec:
         A character made of several tokens belongs to each of them, so no token is without
         characters unless its bytes are empty.
         """
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        pieces, parts, offsets, position = self._pieces, [], [], 0
-        pending: list[int] = []  # tokens whose character is not complete yet
-        for index, token in enumerate(ids):
-            piece = pieces[token] if token < len(pieces) else b""
-            held = decoder.getstate()[0]
-            part = decoder.decode(piece)
-            carries = bool(decoder.getstate()[0])  # bytes of a character still to come
-            start, position = position, position + len(part)
-            for earlier in pending if part else ():
-                offsets[earlier] = (offsets[earlier][0], start + 1)
-            if part:
-                pending = []
-            if held and part.startswith("\ufffd") and not (held + piece).startswith(_REPLACED):
-                start += 1  # the held bytes stayed broken: their mark is none of this token's
-            offsets.append((start, position + 1 if carries else position))
-            if carries:
-                pending.append(index)
-            parts.append(part)
-        parts.append(decoder.decode(b"", final=True))
-        return "".join(parts), offsets
+        pieces = self._bytes(ids)
+        data = b"".join(pieces)
+        text = data.decode("utf-8", "replace")
+        # [bytes + 1] the character that each byte belongs to.
+        at = range(len(data) + 1) if len(text) == len(data) else _character_of_byte(data)
+        offsets, end = [], 0
+        for piece in pieces:
+            start, end = end, end + len(piece)
+            offsets.append((at[start], at[end - 1] + 1 if piece else at[start]))
+        return text, offsets
+
+    def _bytes(self, ids: Sequence[int]) -> list[bytes]:
+        pieces = self._pieces
+        return [pieces[i] if i < len(pieces) else b"" for i in ids]
+
+
+def _character_of_byte(data: bytes) -> list[int]:
+    """For each byte, and for the end, the index of its character in the decoded text."""
+    owner: list[int] = []
+    count = at = 0
+    while at < len(data):
+        try:
+            good, bad = data[at:].decode(), 0
+        except UnicodeDecodeError as error:  # these bytes together become one U+FFFD
+            good, bad = data[at : at + error.start].decode(), error.end - error.start
+        for character in good:
+            owner += [count] * len(character.encode())
+            count += 1
+        if bad:
+            owner += [count] * bad
+            count += 1
+        at = len(owner)
+    return [*owner, count]
