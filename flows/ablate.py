@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from prefect import flow
-from prefect_ray import RayTaskRunner
 
 from conf.study import Child, Study
 from flows.progress import say
 from flows.recording import Record, RunResult, recorded
 from flows.report import report_runs
 from flows.train import train
+from tasks import stages
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,9 @@ class AblationResult:
     table: str
 
 
-@flow(name="ablate", task_runner=RayTaskRunner(), persist_result=False, validate_parameters=False)
+@flow(
+    name="ablate", task_runner=stages.ray_runner(), persist_result=False, validate_parameters=False
+)
 def ablate(study: Study) -> AblationResult:
     """Run every child of a study; `cluster.parallel` of them side by side.
 

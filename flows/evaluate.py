@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from prefect import flow
-from prefect_ray import RayTaskRunner
 
 from flows.evaluation import evaluate_policy
 from flows.recording import RunResult, method_name, recorded
 from mempo.config import Experiment
+from tasks import stages
 from tasks.placement import rl_models
 from tasks.services import pick_threads
 
 
-@flow(name="evaluate", task_runner=RayTaskRunner(), persist_result=False)
+@flow(name="evaluate", task_runner=stages.ray_runner(), persist_result=False)
 def evaluate(
     experiment: Experiment, name: str = "", parent: str = "", method: str = ""
 ) -> RunResult:

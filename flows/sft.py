@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 
 from prefect import flow
-from prefect_ray import RayTaskRunner
 
 from flows.progress import say
 from flows.recording import RunResult, recorded
@@ -15,7 +14,7 @@ from tasks import placement, stages, store
 from tasks.services import pick_threads
 
 
-@flow(name="sft", task_runner=RayTaskRunner(), persist_result=False)
+@flow(name="sft", task_runner=stages.ray_runner(), persist_result=False)
 def sft(experiment: Experiment, name: str = "", parent: str = "") -> RunResult:
     """Train `policy.model` to follow the protocol, and to know what a memory is worth."""
     total = experiment.sft.steps + experiment.sft.final_steps

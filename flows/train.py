@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from prefect import flow
-from prefect_ray import RayTaskRunner
 
 from flows.evaluation import evaluate_policy
 from flows.progress import say
@@ -20,7 +19,7 @@ from tasks import placement, stages, store
 from tasks.services import pick_threads
 
 
-@flow(name="train", task_runner=RayTaskRunner(), persist_result=False)
+@flow(name="train", task_runner=stages.ray_runner(), persist_result=False)
 def train(experiment: Experiment, name: str = "", parent: str = "", method: str = "") -> RunResult:
     """Train a policy from `policy.model` for `iterations`, and evaluate it.
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import ray
+import ray.exceptions
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 

@@ -31,7 +31,7 @@ NAMESPACE = "mempo"
 OBJECT_STORE_BYTES = 256 * 2**20  # between tasks go paths, so the store holds little
 
 _HEALTH_TIMEOUT_S = 10.0
-_START_TIMEOUT_S = 120.0  # migrations of a fresh database on a busy machine
+_START_TIMEOUT_S = 300.0  # migrations of a fresh database on a busy machine
 
 # Quiet, and nothing is sent to anybody.
 QUIET = {

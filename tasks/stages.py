@@ -13,11 +13,17 @@ from typing import Any
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
+from prefect_ray import RayTaskRunner
 from prefect_ray.context import remote_options
 
 from mempo.config import Cluster, Evaluate
 from tasks.actors import Metrics
 from tasks.placement import wait
+
+
+def ray_runner() -> Any:
+    """The task runner of every flow: it uses the Ray that this process is connected to."""
+    return RayTaskRunner()
 
 
 def stage(name: str) -> Callable[[Callable[..., Any]], Any]:

@@ -7,6 +7,7 @@ import math
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from uuid import UUID
 
 import pandas as pd
 import pytest
@@ -263,7 +264,7 @@ def test_fault_46_many_rollouts_make_a_handful_of_task_runs(cold: SimpleNamespac
     flow_run = tracker().run_info(result.run_id).tags["prefect.flow_run_id"]
     with get_client(sync_client=True) as client:
         found = client.read_task_runs(
-            flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[flow_run]))
+            flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[UUID(flow_run)]))
         )
     assert 4 <= len(found) <= 6  # rollout, score, train, checkpoint, evaluate
 
