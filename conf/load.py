@@ -184,8 +184,9 @@ def _layer(data: Mapping[str, object], where: str) -> Layer:
 def _section(key: str) -> type[Settings] | None:
     field = Experiment.model_fields.get(key)
     annotation = field.annotation if field else None
-    is_section = isinstance(annotation, type) and issubclass(annotation, Settings)
-    return annotation if is_section else None
+    if isinstance(annotation, type) and issubclass(annotation, Settings):
+        return annotation
+    return None
 
 
 def setting_names() -> list[str]:

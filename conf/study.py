@@ -99,7 +99,7 @@ def load_study(
     children.sort(key=lambda c: c.experiment.iterations > 0)  # baselines first: they are quick
     best = content.get("best")
     try:
-        rule = Best(**best) if best is not None else None
+        rule = Best(**best) if isinstance(best, dict) else None
     except TypeError:
         raise ConfigError(f"study {path.name}: 'best' takes metric, objectives and mode") from None
     return Study(path.stem, str(content.get("description", "")), tuple(children), rule)
