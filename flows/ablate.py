@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from prefect import flow
 from conf.study import Child, Study
 from flows.progress import say
 from flows.recording import Record, RunResult, recorded
-from flows.report import report_runs
+from flows.report import COMPARED, report_runs
 from flows.train import train
 from tasks import stages
 
@@ -43,14 +44,13 @@ def ablate(study: Study) -> AblationResult:
             name, reason = next(iter(failed.items()))
             raise RuntimeError(f"all {len(failed)} runs of the study failed; {name}: {reason}")
         chosen, notes = _best(study, done)
-        page, table = report_runs(
-            record.tracker,
-            [done[name].run_id for name in chosen],
-            record.folder / "report",
-            title=f"{study.name}: {study.description}",
-            notes=[*(f"{name} failed: {reason}" for name, reason in failed.items()), *notes],
-        )
-        table = "\n".join([table, *notes])
+        compared = {
+            "title": f"{study.name}: {study.description}",
+            "runs": [done[name].run_id for name in chosen],
+            "notes": [*(f"{name} failed: {reason}" for name, reason in failed.items()), *notes],
+        }
+        record.tracker.log_text(record.run_id, json.dumps(compared), COMPARED)
+        page, table = report_runs(record.tracker, [record.run_id], record.folder / "report")
         record.tracker.log_artifact(record.run_id, page.parent, "report")
         if failed:
             record.tracker.set_tags(record.run_id, {"mempo.failed": ", ".join(failed)})

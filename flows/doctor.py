@@ -82,7 +82,8 @@ def _machine(cluster: Cluster) -> str:
     facts = f"{available_cores()} cores, {pick_threads(cluster)} threads an actor"
     memory = Path("/proc/meminfo")
     if memory.is_file():
-        kilobytes = {line.split(":")[0]: line.split()[1] for line in memory.open()}
+        lines = memory.read_text().splitlines()
+        kilobytes = {line.split(":")[0]: line.split()[1] for line in lines}
         facts += f", {int(kilobytes['MemAvailable']) / 2**20:.1f} GiB of memory free"
     if cluster.address:
         return facts

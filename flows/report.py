@@ -25,18 +25,15 @@ CURVES = (
     "time/iteration_s",
     "sft/loss",
 )
+COMPARED = "compared.json"  # artifact of an ablation: the runs that stand for its methods
 
 
 def report_runs(
-    tracker: Tracker,
-    run_ids: list[str],
-    folder: Path,
-    *,
-    title: str = "",
-    notes: list[str] | None = None,
-    into: str = "",
+    tracker: Tracker, run_ids: list[str], folder: Path, *, into: str = ""
 ) -> tuple[Path, str]:
-    """Write the report of runs (a parent stands for its children); (page, terminal table).
+    """Write the report of runs; (page, terminal table).
+
+    An ablation stands for the runs that it compared, or for its children while it is not done.
 
     `into`: FILE#SECTION of a Markdown file whose marked section gets the table.
     Raises ValueError where a run is unknown or has nothing to report.
@@ -46,7 +43,17 @@ def report_runs(
     from mempo.evaluation.markdown import replace_section, results_markdown
     from mempo.evaluation.report import difference_lines, terminal_table, write_report
 
-    wanted = [r for run_id in run_ids for r in (tracker.children(run_id) or [run_id])]
+    wanted: list[str] = []
+    titles: list[str] = []
+    notes: list[str] = []
+    for run_id in run_ids:
+        compared = _artifact(tracker, run_id, COMPARED)
+        if compared:
+            wanted += compared["runs"]
+            titles.append(compared["title"])
+            notes += compared["notes"]
+        else:
+            wanted += tracker.children(run_id) or [run_id]
     infos = {run_id: tracker.run_info(run_id) for run_id in wanted}
     tasks: list[dict[str, Any]] = []
     trajectories: list[dict[str, Any]] = []
@@ -68,16 +75,16 @@ def report_runs(
         raise ValueError(f"nothing to report: runs {', '.join(wanted)} have logged no evaluation")
     page = write_report(
         folder,
-        title=title or ", ".join(i.name for i in infos.values()),
+        title=", ".join(titles or (i.name for i in infos.values())),
         evaluations=evaluations,
         curves=curves,
         trajectories=trajectories,
-        notes=notes or [],
+        notes=notes,
         facts=_facts(infos),
     )
     if evaluations.empty:
         return page, ""
-    differences = difference_lines(evaluations)
+    differences = [*difference_lines(evaluations), *notes]
     if into:
         file, _, section = into.partition("#")
         source = (
@@ -106,7 +113,7 @@ def _facts(infos: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def _artifact(tracker: Tracker, run_id: str, file: str) -> list[dict[str, Any]]:
+def _artifact(tracker: Tracker, run_id: str, file: str) -> Any:
     """A JSON artifact of a run, empty where the run has none."""
     client, _ = tracker.connect()
     folder, _, _ = file.rpartition("/")

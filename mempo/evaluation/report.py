@@ -123,13 +123,16 @@ def difference_lines(evaluations: pd.DataFrame) -> list[str]:
     """What each method gains over GRPO on the same tasks, a line per metric and objectives.
 
     Sampled evaluations where there are any, else greedy ones; the mean over seeds, its 95 %
-    interval and every seed's own difference. Empty where GRPO was not evaluated.
+    interval and every seed's own difference. Only methods that were run with all of GRPO's seeds;
+    empty where GRPO was not evaluated.
     """
     lines: list[str] = []
     if evaluations.empty:
         return lines
     mode = _ordered_modes(evaluations["mode"])[-1]
-    for method in ordered(evaluations["method"]):
+    seeds_of = {m: set(rows["seed"]) for m, rows in evaluations.groupby("method")}
+    paired = [m for m in seeds_of if seeds_of[m] >= seeds_of.get(BASELINE, set())]
+    for method in ordered(paired):
         for k in sorted(set(evaluations["objectives"])):
             for metric in ("em", "f1", "p_answer", "tt"):
                 name, form = _DIFFERENCES[metric]

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mempo.config import Environment
@@ -178,7 +178,6 @@ def test_fault_51_an_empty_split_is_refused(make):
         world.questions("test", 1, objectives=1, key=(0,))
 
 
-@settings(deadline=None)
 @given(st.integers(1, 4), st.integers(0, 12), st.integers(0, 9))
 def test_drawn_questions_differ_and_have_the_objectives_asked_for(objectives, count, key):
     drawn = BUILTIN.questions("test", count, objectives=objectives, key=("draw", key))

@@ -3,7 +3,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mempo.environments.datasets import data_path, read_questions
@@ -40,7 +40,6 @@ def naive_scores(texts: Sequence[Sequence[str]], query: Sequence[str]) -> list[f
     return scores
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.lists(WORDS, min_size=1, max_size=8), min_size=1, max_size=8),
     st.lists(WORDS, min_size=1, max_size=4, unique=True),
@@ -82,7 +81,6 @@ def test_passages_that_share_no_word_are_not_returned():
     retriever.check()
 
 
-@settings(deadline=None)
 @given(st.lists(st.lists(WORDS, max_size=3).map(" ".join), min_size=1, max_size=6))
 def test_a_query_finds_the_same_alone_and_among_others(queries):
     retriever = Bm25Retriever(passages("kiwi lamp", "lamp moss moss", "tulip x", "kiwi x moss"))

@@ -144,7 +144,6 @@ def test_draws_depend_on_the_key_alone():
     assert bootstrap_interval(values, key=("a", 2)) != first
 
 
-@settings(deadline=None)
 @given(st.lists(SCORE, min_size=2, max_size=20), st.floats(-5, 5), st.integers(1, 50))
 def test_an_interval_lies_within_the_values_and_moves_with_them(values, shift, resamples):
     found = bootstrap_interval(values, resamples=resamples, key=("x",))
@@ -293,7 +292,7 @@ def test_a_constant_gain_is_certain_however_hard_the_questions_vary():
     assert (found.mean, found.low, found.high) == pytest.approx((0.1, 0.1, 0.1))
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.lists(st.tuples(SCORE, SCORE), min_size=1, max_size=12), st.integers(1, 3))
 def test_swapping_the_sides_turns_the_sign(pairs, seeds):
     ours = of_seed("MemPO", [[a for a, _ in pairs]] * seeds)

