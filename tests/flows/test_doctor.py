@@ -23,7 +23,7 @@ PASSAGES = [
 ]
 QUESTIONS = [
     {"id": f"q{i}", "question": f"What is the capital number {i}?", "golden_answers": ["Paris"]}
-    for i in range(8)
+    for i in range(24)
 ]
 
 
@@ -175,9 +175,9 @@ def test_fault_51_a_damaged_parquet_file(files, tmp_path):
 
 
 def test_fault_51_questions_without_answers(files, tmp_path):
-    rows = [*QUESTIONS, {"id": "q9", "question": "And this one?", "golden_answers": []}]
+    rows = [*QUESTIONS, {"id": "q24", "question": "And this one?", "golden_answers": []}]
     message = refused(dataset(write_lines(tmp_path / "open.jsonl", rows), files[1]))
-    assert message.startswith("environment.questions: ") and "open.jsonl, row 9" in message
+    assert message.startswith("environment.questions: ") and "open.jsonl, row 25" in message
     assert "no answers" in message
 
 
@@ -197,10 +197,10 @@ def test_fault_51_no_file_named(files, setting):
 @pytest.mark.parametrize(
     ("override", "setting"),
     [
-        ("environment.objectives=[1, 9]", "environment.objectives"),
-        ("evaluate.objectives=[9]", "evaluate.objectives"),
-        ("rollout.questions=9", "environment.objectives"),
-        ("evaluate.questions=9", "evaluate.objectives"),
+        ("environment.objectives=[1, 25]", "environment.objectives"),
+        ("evaluate.objectives=[25]", "evaluate.objectives"),
+        ("rollout.questions=999", "environment.objectives"),
+        ("evaluate.questions=999", "evaluate.objectives"),
     ],
 )
 def test_fault_51_more_asked_than_there_is(files, override, setting):
@@ -250,7 +250,7 @@ def test_more_cpus_than_the_local_ray_has_are_refused():
 
 
 def test_gpus_that_this_machine_lacks_are_refused():
-    message = refused(load("test", overrides=["cluster.learner_gpus=64"]))
+    message = refused(load("test", overrides=["cluster.learner_gpus=64", "cluster.parallel=1"]))
     assert message.startswith("cluster.sampler_gpus") and "64" in message
 
 
