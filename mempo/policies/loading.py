@@ -33,11 +33,15 @@ def load_codec(policy: Policy, environment: Environment) -> Codec:
 
 
 def load_model(policy: Policy, codec: Codec, *, seed: int = 0) -> Any:
-    """The policy's weights in `policy.dtype`; 'tiny' is made from `seed`."""
+    """The policy's weights in `policy.dtype`, on the GPU where there is one.
+
+    'tiny' is made from `seed`.
+    """
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     if policy.model == "tiny":
         from mempo.policies.tiny import tiny_model
 
-        return tiny_model(len(codec.tokenizer), seed).to(getattr(torch, policy.dtype))
+        return tiny_model(len(codec.tokenizer), seed).to(device, getattr(torch, policy.dtype))
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(
