@@ -84,6 +84,8 @@ def parse_step(text: str, *, memory: bool = True) -> ParsedStep:
     if not actions:
         return ParsedStep(memory_text, memory_at, "none", "", False)
     _, action, match = min(actions)
+    if memory_at and memory_at[0] > match.start():
+        memory_text, memory_at = None, None  # what follows the action is not the step's text
     action_text = match.group(1).strip()
     step = text[: match.end()]
     tags = _TAG.findall(step)

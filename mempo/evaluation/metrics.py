@@ -98,10 +98,13 @@ def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def usd(metrics: Mapping[str, float], price: Price) -> float:
-    """Cost in US dollars of the `cost/*_tokens` among `metrics`; prices are per million tokens."""
-    prices = price.model_dump()
-    total = sum(metrics.get(f"cost/{k}_tokens", 0.0) * v for k, v in prices.items())
-    return total / 1e6
+    """Cost in US dollars of the `cost/*_tokens` among `metrics`; prices are per million tokens.
+
+    Cached tokens are prompt tokens too, and pay the cached price instead of the prompt's.
+    """
+    tokens = {kind: metrics.get(f"cost/{kind}_tokens", 0.0) for kind in price.model_dump()}
+    tokens["prompt"] -= tokens["cached"]
+    return sum(tokens[kind] * cost for kind, cost in price.model_dump().items()) / 1e6
 
 
 def mean(values: Sequence[float]) -> float:

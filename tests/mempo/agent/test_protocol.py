@@ -260,3 +260,8 @@ def test_a_head_without_a_template_is_two_lines(codec: Codec, atlas_codec: Codec
 def test_a_reply_is_put_between_information_tags(codec: Codec) -> None:
     ids = information_ids(codec, "The Seine.")
     assert codec.text(ids) == "\n<information>The Seine.</information>\n"
+
+
+def test_a_memory_behind_the_action_is_none() -> None:
+    step = parse_step("<think>a</think><answer>b</answer><mem>late</mem>")
+    assert (step.memory, step.memory_at, step.action_text) == (None, None, "b")

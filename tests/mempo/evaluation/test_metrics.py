@@ -124,6 +124,11 @@ def test_cost_is_in_dollars_per_million_tokens() -> None:
     assert usd({}, price) == 0.0
 
 
+def test_cached_tokens_pay_the_cached_price_alone() -> None:
+    metrics = {"cost/prompt_tokens": 3e6, "cost/cached_tokens": 1e6}
+    assert usd(metrics, Price(prompt=2.0, cached=0.5)) == pytest.approx(2 * 2.0 + 0.5)
+
+
 def test_a_mean_leaves_out_what_is_no_number() -> None:
     assert mean([1.0, math.nan, 2.0, math.inf]) == 1.5
     assert math.isnan(mean([]))
