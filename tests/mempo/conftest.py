@@ -10,7 +10,6 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test needs the network
 
 import pytest
 import torch
-from hypothesis import settings
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -22,8 +21,6 @@ from mempo.policies.tiny import tiny_model, tiny_tokenizer
 from mempo.types import Question, Step, Trajectory
 
 torch.set_num_threads(1)
-settings.register_profile("mempo", deadline=None)  # a busy machine is no failure
-settings.load_profile("mempo")
 
 CHATML = (
     "{% for m in messages %}{{'<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' "
