@@ -11,6 +11,8 @@ from pathlib import Path
 
 import typer
 
+from mempo.policies.shipped import BUILTIN
+
 DEBUG = "MEMPO_DEBUG"
 
 
@@ -38,7 +40,7 @@ def command() -> Iterator[None]:
 
 def stay_offline(models: list[str]) -> None:
     """Where all models are local nothing has to be asked of the hub."""
-    if all(model == "tiny" or Path(model).is_dir() for model in models):
+    if all(m == "tiny" or m.startswith(BUILTIN) or Path(m).is_dir() for m in models):
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 

@@ -247,6 +247,12 @@ def test_commands_send_nothing_to_anybody(calls, monkeypatch):
     assert os.environ["HF_HUB_OFFLINE"] == "1"  # the tiny policy needs no hub
 
 
+def test_the_policy_that_ships_needs_no_hub(calls, monkeypatch):
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    mempo("train", "--set", "policy.model=builtin:atlas-sft")
+    assert os.environ["HF_HUB_OFFLINE"] == "1"
+
+
 def test_a_model_of_the_hub_keeps_the_hub(calls, monkeypatch):
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     mempo("train", "--set", "policy.model=some/model")
