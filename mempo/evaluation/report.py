@@ -34,6 +34,7 @@ from mempo.evaluation.stats import (
 from mempo.evaluation.viewer import templates, trajectories_html
 
 BASELINE = "GRPO"
+START = "SFT"
 NOTHING = "\u2013"
 _MODES = {"greedy": "Greedy decoding", "sampled": "Sampled at temperature 1"}
 _DIFFERENCES = {  # metric -> its name on the page, and how a value of it is written
@@ -120,31 +121,30 @@ def terminal_table(evaluations: pd.DataFrame) -> str:
 
 
 def difference_lines(evaluations: pd.DataFrame) -> list[str]:
-    """What each method gains over GRPO on the same tasks, a line per metric and objectives.
+    """What each trained method gains over GRPO on the same tasks, a line per objectives.
 
-    Sampled evaluations where there are any, else greedy ones; the mean over seeds, its 95 %
-    interval and every seed's own difference. Only methods that were run with all of GRPO's seeds;
-    empty where GRPO was not evaluated.
+    Sampled evaluations where there are any, else greedy ones; mean over seeds with its 95 %
+    interval, and every seed's own difference where there are several. Only methods that were run
+    with all of GRPO's seeds, and not the start itself; empty where GRPO was not evaluated.
     """
     lines: list[str] = []
     if evaluations.empty:
         return lines
     mode = _ordered_modes(evaluations["mode"])[-1]
     seeds_of = {m: set(rows["seed"]) for m, rows in evaluations.groupby("method")}
-    paired = [m for m in seeds_of if seeds_of[m] >= seeds_of.get(BASELINE, set())]
+    paired = [m for m in seeds_of if seeds_of[m] >= seeds_of.get(BASELINE, set()) and m != START]
     for method in ordered(paired):
         for k in sorted(set(evaluations["objectives"])):
+            parts = []
             for metric in ("em", "f1", "p_answer", "tt"):
                 name, form = _DIFFERENCES[metric]
                 one = _against_baseline(evaluations, method, metric, mode, k)
                 if one is not None:
-                    seeds = ", ".join(
-                        f"{seed}: {form.format(value)}" for seed, value in one.per_seed.items()
-                    )
-                    lines.append(
-                        f"{method} - {BASELINE}, {k} objectives, {mode}, {name}: "
-                        f"{_interval(one, form)}  (seeds {seeds})"
-                    )
+                    seeds = " ".join(form.format(v) for _, v in sorted(one.per_seed.items()))
+                    several = f" (by seed: {seeds})" if len(one.per_seed) > 1 else ""
+                    parts.append(f"{name} {_interval(one, form)}{several}")
+            if parts:
+                lines.append(f"{method} - {BASELINE}, K = {k}, {mode}: {'; '.join(parts)}")
     return lines
 
 

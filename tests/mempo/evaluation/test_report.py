@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from mempo.evaluation.report import terminal_table, write_report
+from mempo.evaluation.report import difference_lines, terminal_table, write_report
 from mempo.evaluation.stats import paired_difference, summary_table
 
 NAN = float("nan")
@@ -241,3 +241,16 @@ def test_the_terminal_table_line_by_line():
 
 def test_the_terminal_says_when_nothing_was_evaluated():
     assert terminal_table(pd.DataFrame()) == "nothing was evaluated"
+
+
+def test_differences_are_told_for_methods_with_all_of_the_baselines_seeds() -> None:
+    (line,) = difference_lines(evaluations())
+    assert line.startswith("MemPO - GRPO, K = 2, greedy: EM +0.000 [+0.000, +0.000]")
+    assert "F1 +0.250 [+0.250, +0.250] (by seed: +0.250 +0.250)" in line
+    assert "Total tokens -500 [-500, -500] (by seed: -500 -500)" in line
+
+
+def test_without_a_baseline_there_are_no_differences() -> None:
+    rows = evaluations()
+    assert difference_lines(rows[rows["method"] != "GRPO"]) == []
+    assert difference_lines(pd.DataFrame()) == []
