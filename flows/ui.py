@@ -55,6 +55,8 @@ def serve(prefect_port: int, mlflow_port: int) -> None:
     except KeyboardInterrupt:
         say("stopping ...")
     finally:
+        for sign in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(sign, signal.SIG_IGN)  # a second Ctrl-C must leave no server behind
         for server in servers.values():
             _stop(server)
 

@@ -140,7 +140,7 @@ def test_the_console_command_is_the_one_that_is_declared():
 def test_the_commands_are_those_that_others_rely_on():
     from flows.cli import app
 
-    names = {command.name or command.callback.__name__ for command in app.registered_commands}
+    names = {getattr(command.callback, "__name__", "") for command in app.registered_commands}
     assert names >= {"train", "sft", "evaluate", "ablate", "report", "doctor", "fetch"}
 
 
