@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from conf.load import CONF, load
 from conf.text import ConfigError, read_mapping
 from mempo.config import Experiment
 
 KNOWN = {"description", "preset", "seeds", "set", "variants", "best"}
+VARIANT_KEYS = {"method", "set", "seeds"}
 
 
 @dataclass(frozen=True)
@@ -82,10 +84,10 @@ def load_study(
     if not isinstance(variants, dict) or not variants:
         raise ConfigError(f"study {path.name}: 'variants' must name at least one variant")
     common = _texts(path, "set", content.get("set"))
-    wanted = seeds or content.get("seeds") or [0]
+    wanted = seeds or _seeds(path, "seeds", content.get("seeds", [0]))
     children = []
     for variant, spec in variants.items():
-        spec = spec or {}
+        spec = _variant(path, str(variant), spec)
         for seed in spec.get("seeds", wanted):
             own = _texts(path, f"variants.{variant}.set", spec.get("set"))
             experiment = load(
@@ -103,6 +105,23 @@ def load_study(
     except TypeError:
         raise ConfigError(f"study {path.name}: 'best' takes metric, objectives and mode") from None
     return Study(path.stem, str(content.get("description", "")), tuple(children), rule)
+
+
+def _variant(path: Path, name: str, spec: object) -> dict[str, Any]:
+    spec = {} if spec is None else spec  # a variant may be its name alone
+    if not isinstance(spec, dict) or set(spec) - VARIANT_KEYS:
+        raise ConfigError(
+            f"study {path.name}: variants.{name} takes {', '.join(sorted(VARIANT_KEYS))}, "
+            f"as in '{name}: {{method: NAME, set: [section.setting=value]}}'"
+        )
+    _seeds(path, f"variants.{name}.seeds", spec.get("seeds", []))
+    return spec
+
+
+def _seeds(path: Path, key: str, value: object) -> list[int]:
+    if not isinstance(value, list) or not all(type(v) is int for v in value):
+        raise ConfigError(f"study {path.name}: {key!r} must be a list of whole numbers")
+    return value
 
 
 def _texts(path: Path, key: str, value: object) -> list[str]:

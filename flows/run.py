@@ -89,6 +89,10 @@ def sft(experiment: Experiment, out: Path | None = None) -> RunResult:
 
 def ablate(study: Study) -> AblationResult:
     """Run a study and print its table and the path of its page."""
+    from flows.doctor import preflight
+
+    for experiment in {c.variant: c.experiment for c in study.children}.values():
+        preflight(experiment)
     with services(study.children[0].experiment):
         from flows.ablate import ablate as flow
 

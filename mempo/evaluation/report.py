@@ -131,7 +131,7 @@ def difference_lines(evaluations: pd.DataFrame) -> list[str]:
     if evaluations.empty:
         return lines
     mode = _ordered_modes(evaluations["mode"])[-1]
-    seeds_of = {m: set(rows["seed"]) for m, rows in evaluations.groupby("method")}
+    seeds_of = {str(m): set(rows["seed"]) for m, rows in evaluations.groupby("method")}
     paired = [m for m in seeds_of if seeds_of[m] >= seeds_of.get(BASELINE, set()) and m != START]
     for method in ordered(paired):
         for k in sorted(set(evaluations["objectives"])):

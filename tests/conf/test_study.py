@@ -97,3 +97,29 @@ def test_a_wrong_study_is_refused_by_name(write, text, parts):
 def test_an_unknown_study_lists_those_there_are():
     message = refused("dmeo")
     assert "'dmeo'" in message and "demo" in message
+
+
+@pytest.mark.parametrize(
+    ("variant", "named"),
+    [
+        ("{sett: [iterations=1]}", "variants.x"),
+        ("[iterations=1]", "variants.x"),
+        ("{seeds: 3}", "variants.x.seeds"),
+        ("{seeds: [a]}", "variants.x.seeds"),
+    ],
+)
+def test_a_variant_that_cannot_be_read_is_refused_by_name(write, variant, named):
+    assert named in refused(write(f"preset: test\nvariants:\n  x: {variant}\n"))
+
+
+def test_a_variant_may_be_its_name_alone(write):
+    (child,) = load_study(write("preset: test\nseeds: [4]\nvariants:\n  x:\n")).children
+    assert (child.method, child.seed) == ("x", 4)
+
+
+def test_the_rule_for_the_best_variant_is_read_and_checked(write):
+    text = "preset: test\nvariants:\n  x:\n"
+    assert load_study(write(text)).best is None
+    best = load_study(write(text + "best: {metric: f1, objectives: 2}\n")).best
+    assert best is not None and (best.metric, best.objectives, best.mode) == ("f1", 2, "sampled")
+    assert "best" in refused(write(text + "best: {metrik: f1}\n"))
