@@ -104,7 +104,21 @@ def load_study(
         rule = Best(**best) if isinstance(best, dict) else None
     except TypeError:
         raise ConfigError(f"study {path.name}: 'best' takes metric, objectives and mode") from None
+    if rule is not None:
+        _check_rule(path, rule, children)
     return Study(path.stem, str(content.get("description", "")), tuple(children), rule)
+
+
+def _check_rule(path: Path, rule: Best, children: list[Child]) -> None:
+    """What decides must be measured by every run."""
+    for child in children:
+        e = child.experiment.evaluate
+        if rule.objectives not in e.objectives or (rule.mode == "sampled" and not e.sampled):
+            raise ConfigError(
+                f"study {path.name}: 'best' asks for {rule.mode} evaluations at {rule.objectives} "
+                f"objectives, but {child.name} measures evaluate.objectives = "
+                f"{list(e.objectives)}, evaluate.sampled = {e.sampled}; correct one of them"
+            )
 
 
 def _variant(path: Path, name: str, spec: object) -> dict[str, Any]:

@@ -295,3 +295,7 @@ def _show(result: RunResult) -> None:
     print(f"Run: {result.run_id} in {result.folder}")
     if result.checkpoint:
         print(f"Checkpoint: {result.checkpoint}")
+
+
+if __name__ == "__main__":
+    main()

@@ -6,6 +6,7 @@ from prefect import flow
 
 from flows.evaluation import evaluate_policy
 from flows.recording import RunResult, method_name, recorded
+from flows.report import log_report
 from mempo.config import Experiment
 from tasks import stages
 from tasks.placement import rl_models
@@ -24,4 +25,7 @@ def evaluate(
         rl_models(experiment, pick_threads(experiment.cluster)) as (sampler, learner),
     ):
         metrics = evaluate_policy(experiment, record, sampler, learner, 0, label)
-        return RunResult(record.run_id, str(record.folder), metrics=metrics)
+        page, table = log_report(record.tracker, record.run_id, record.folder / "report")
+        return RunResult(
+            record.run_id, str(record.folder), metrics=metrics, report=page, table=table
+        )

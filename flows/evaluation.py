@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ def evaluate_policy(
     latest evaluation, which is all that a report needs; some trajectories as MLflow traces.
     """
     settings = experiment.evaluate
+    start = time.monotonic()
     folder = store.iteration_folder(record.run_id, step)
     metrics: dict[str, float] = {}
     costs: dict[str, float] = {}
@@ -49,7 +51,11 @@ def evaluate_policy(
             if mode == "sampled" or not settings.sampled:
                 reference = sampler.describe.remote(path, SHOWN)
                 shown += placement.wait(reference, experiment.cluster, "describe")
-    record.log({**metrics, "cost/evaluate_usd": usd(costs, experiment.price)}, step)
+    spent = {
+        "cost/evaluate_usd": usd(costs, experiment.price),
+        "time/evaluate_s": time.monotonic() - start,
+    }
+    record.log({**metrics, **spent}, step)
     record.tracker.log_text(record.run_id, json.dumps(tasks), "evaluation/tasks.json")
     record.tracker.log_text(record.run_id, json.dumps(shown), "evaluation/trajectories.json")
     _log_traces(experiment, record, sampler, folder)

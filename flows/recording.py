@@ -38,6 +38,8 @@ class RunResult:
     folder: str
     checkpoint: str = ""
     metrics: dict[str, float] | None = None
+    report: str = ""  # its page
+    table: str = ""  # for the terminal
 
 
 def method_name(experiment: Experiment) -> str:

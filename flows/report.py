@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from tasks import store
 from tasks.tracking import Tracker
 
 CURVES = (
@@ -28,6 +29,13 @@ CURVES = (
 COMPARED = "compared.json"  # artifact of an ablation: the runs that stand for its methods
 
 
+def log_report(tracker: Tracker, run_id: str, folder: Path) -> tuple[str, str]:
+    """Write a run's own report and keep it as the artifact `report`; (page, terminal table)."""
+    page, table = report_runs(tracker, [run_id], folder)
+    tracker.log_artifact(run_id, page.parent, "report")
+    return str(page), table
+
+
 def report_runs(
     tracker: Tracker, run_ids: list[str], folder: Path, *, into: str = ""
 ) -> tuple[Path, str]:
@@ -36,13 +44,18 @@ def report_runs(
     An ablation stands for the runs that it compared, or for its children while it is not done.
 
     `into`: FILE#SECTION of a Markdown file whose marked section gets the table.
-    Raises ValueError where a run is unknown or has nothing to report.
+    Raises ValueError where a run is unknown or has nothing to report, or the page or the section
+    cannot be written.
     """
     import pandas as pd
 
-    from mempo.evaluation.markdown import replace_section, results_markdown
+    from mempo.evaluation.markdown import check_section, replace_section, results_markdown
     from mempo.evaluation.report import difference_lines, terminal_table, write_report
 
+    file, _, section = into.partition("#")
+    if into:
+        check_section(Path(file), section)
+    store.check_writable(folder, "--out")
     wanted: list[str] = []
     titles: list[str] = []
     notes: list[str] = []
@@ -86,7 +99,6 @@ def report_runs(
         return page, ""
     differences = [*difference_lines(evaluations), *notes]
     if into:
-        file, _, section = into.partition("#")
         source = (
             f"`mempo report {' '.join(run_ids)} --into {into}`, from git commit "
             + _facts(infos)["git commit"]

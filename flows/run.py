@@ -10,11 +10,12 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from flows.progress import say
 from mempo.config import Experiment
-from mempo.policies.shipped import BUILTIN
+
+Kind = Literal["train", "evaluate", "sft"]
 
 if TYPE_CHECKING:
     from conf.study import Study
@@ -23,13 +24,13 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def services(experiment: Experiment) -> Iterator[None]:
+def services(experiment: Experiment, kind: Kind = "train") -> Iterator[None]:
     """Preflight, then a Prefect server and a Ray for the block; runs of dead processes closed."""
     from flows.doctor import preflight
     from tasks.services import connect_ray, prefect_server, shutdown_ray
     from tasks.tracking import Tracker
 
-    preflight(experiment)
+    preflight(experiment, kind)
     for run_id in Tracker(experiment.tracking.uri, experiment.tracking.experiment).reap():
         say(f"run {run_id} of a process that is gone was closed as KILLED")
     with prefect_server(say):
@@ -47,7 +48,7 @@ def train(experiment: Experiment) -> RunResult:
         from flows.train import train as flow
 
         result = flow(experiment)
-    _report_run(result, experiment)
+    _show(result)
     return result
 
 
@@ -57,33 +58,36 @@ def evaluate(experiment: Experiment, checkpoint: str | None = None) -> RunResult
     if checkpoint:
         update["policy"] = experiment.policy.model_copy(update={"model": checkpoint})
     experiment = experiment.model_copy(update=update)
-    with services(experiment):
+    with services(experiment, "evaluate"):
         from flows.evaluate import evaluate as flow
 
         result = flow(experiment)
-    _report_run(result, experiment)
+    _show(result)
     return result
 
 
 def sft(experiment: Experiment, out: Path | None = None) -> RunResult:
     """The cold start from `sft.model`; `out` gets the model without the optimiser's state.
 
-    Without `out` it goes where `policy.model` says, so that `train` finds it, if that is a folder
-    of the user's own that does not exist yet.
+    Without `out` it goes to `policy.model`, so that `train` finds it, where that is a local folder.
+    An older export there is replaced; a folder that holds anything else is refused (ValueError).
     """
-    target = experiment.policy.model
+    out = out or _folder_of_policy(experiment)
+    if out is not None:
+        _check_export(out)
     if experiment.sft.model:
         policy = experiment.policy.model_copy(update={"model": experiment.sft.model})
         experiment = experiment.model_copy(update={"policy": policy})
-        free = not target.startswith(BUILTIN) and not Path(target).exists()
-        out = out or (Path(target) if free else None)
-    with services(experiment):
+    with services(experiment, "sft"):
         from flows.sft import sft as flow
 
         result = flow(experiment)
-    if out is not None:
+    if out is None:
+        say(f"the model stays in {result.checkpoint}; --out FOLDER would copy it")
+    else:
         export(Path(result.checkpoint), out)
         say(f"model written to {out}")
+    print(f"Report: {result.report}")
     return result
 
 
@@ -126,5 +130,25 @@ def export(checkpoint: Path, folder: Path) -> None:
     aside.rename(folder)
 
 
-def _report_run(result: RunResult, experiment: Experiment) -> None:
-    report([result.run_id], Path(result.folder) / "report", experiment)
+def _folder_of_policy(experiment: Experiment) -> Path | None:
+    """`policy.model` where it names a local folder that is not where the cold start begins."""
+    model = experiment.policy.model
+    local = model.startswith(("models/", "/", ".", "~"))
+    return Path(model).expanduser() if experiment.sft.model and local else None
+
+
+def _check_export(folder: Path) -> None:
+    """Refuse to replace what is not an export, and a place that cannot be written."""
+    from mempo.learners.checkpoint import is_complete
+    from tasks.store import check_writable
+
+    if folder.exists() and not (
+        folder.is_dir() and (is_complete(folder) or not any(folder.iterdir()))
+    ):
+        raise ValueError(f"--out: {folder} holds something that is no exported model; name another")
+    check_writable(folder.absolute().parent, "--out")
+
+
+def _show(result: RunResult) -> None:
+    print(result.table)
+    print(f"Report: {result.report}")

@@ -8,6 +8,7 @@ from prefect import flow
 
 from flows.progress import say
 from flows.recording import RunResult, recorded
+from flows.report import log_report
 from mempo.config import Experiment
 from mempo.evaluation.metrics import usd
 from tasks import placement, stages, store
@@ -46,4 +47,5 @@ def sft(experiment: Experiment, name: str = "", parent: str = "") -> RunResult:
         stages.run(stages.checkpoint, cluster, model, folder, state)
         record.tracker.log_checkpoint(record.run_id, folder, step=total, metrics=metrics)
         say(f"held-out loss {metrics['sft/held_out_loss']:.3f}; checkpoint {folder}", "cold start")
-        return RunResult(record.run_id, str(record.folder), str(folder), metrics)
+        page, _ = log_report(record.tracker, record.run_id, record.folder / "report")
+        return RunResult(record.run_id, str(record.folder), str(folder), metrics, report=page)

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from prefect import flow
@@ -13,10 +14,13 @@ from prefect import flow
 from flows.evaluation import evaluate_policy
 from flows.progress import say
 from flows.recording import Record, RunResult, method_name, recorded
+from flows.report import log_report
 from mempo.config import Experiment
 from mempo.evaluation.metrics import usd
 from tasks import placement, stages, store
 from tasks.services import pick_threads
+
+WEIGHTS = "weights.safetensors"  # on their way from the learner to the sampler
 
 
 @flow(name="train", task_runner=stages.ray_runner(), persist_result=False)
@@ -35,7 +39,11 @@ def train(experiment: Experiment, name: str = "", parent: str = "", method: str 
         recorded(experiment, "train", name=name, parent=parent, method=method) as record,
         placement.rl_models(experiment, threads) as (sampler, learner),
     ):
-        return _train(experiment, record, sampler, learner, label)
+        result = _train(experiment, record, sampler, learner, label)
+        if parent:  # the study's page shows it
+            return result
+        page, table = log_report(record.tracker, record.run_id, record.folder / "report")
+        return replace(result, report=page, table=table)
 
 
 def _train(
@@ -48,8 +56,7 @@ def _train(
     for done in range(1, last + 1):
         metrics = _iterate(experiment, record, sampler, learner, done)
         if experiment.evaluate.every and done % experiment.evaluate.every == 0 and done < last:
-            with _timed(metrics, "evaluate"):
-                evaluate_policy(experiment, record, sampler, learner, done, label)
+            evaluate_policy(experiment, record, sampler, learner, done, label)
         if done % experiment.checkpoint.every == 0 or done == last:
             with _timed(metrics, "checkpoint"):
                 checkpoint = _checkpoint(experiment, record, learner, done, metrics)
@@ -59,6 +66,7 @@ def _train(
     measured = evaluate_policy(experiment, record, sampler, learner, last, label)
     if last:
         _show_last_rollouts(experiment, record, sampler)
+    (record.folder / WEIGHTS).unlink(missing_ok=True)
     return RunResult(record.run_id, str(record.folder), checkpoint, measured)
 
 
@@ -68,7 +76,7 @@ def _iterate(
     """Iteration `number`, from 1: its files and metrics carry it; draws count from 0."""
     cluster, index = experiment.cluster, number - 1
     path = store.iteration_folder(record.run_id, number) / "rollouts.parquet"
-    weights = record.folder / "weights.safetensors"
+    weights = record.folder / WEIGHTS
     metrics: dict[str, float] = {}
     with _timed(metrics, "rollout"):
         metrics |= stages.run(stages.rollout, cluster, sampler, path, index)

@@ -62,6 +62,7 @@ class Environment(Settings):
     )
     objectives: tuple[Positive, ...] = Field(
         default=(1,),
+        min_length=1,
         description="Objectives per training question; iterations cycle through the list.",
     )
     entities: Positive = Field(default=60, description="Atlas: invented entities.")
@@ -177,7 +178,7 @@ class Loss(Settings):
     aggregation: Literal["trajectory_mean", "token_mean", "constant"] = Field(
         default="trajectory_mean",
         description="Weight of a token: 1/(N tokens of its trajectory), 1/(all tokens), or "
-        "1/`constant`.",
+        "1/(N `constant`); N = trajectories of the minibatch.",
     )
     constant: float = Field(
         default=1000.0, gt=0.0, description="The divisor of aggregation 'constant'."
@@ -233,7 +234,9 @@ class Sft(Settings):
         default=50, description="Steps per task run, metric point and progress line."
     )
     objectives: tuple[Positive, ...] = Field(
-        default=(1, 2, 3, 4, 5, 6), description="Objectives in the scripted trajectories."
+        default=(1, 2, 3, 4, 5, 6),
+        min_length=1,
+        description="Objectives in the scripted trajectories.",
     )
     sloppy: Fraction = Field(default=0.8, description="Chance that a step of the expert is sloppy.")
     drop: Fraction = Field(
@@ -247,7 +250,7 @@ class Evaluate(Settings):
     """What is measured after training, always on questions not trained on."""
 
     objectives: tuple[Positive, ...] = Field(
-        default=(2, 4, 6), description="Objectives per question."
+        default=(2, 4, 6), min_length=1, description="Objectives per question."
     )
     questions: Positive = Field(default=96, description="Questions per number of objectives (K).")
     temperature: float = Field(default=0.0, ge=0.0, description="0 is greedy (metrics eval/...).")
@@ -352,5 +355,6 @@ class Experiment(Settings):
 
     @property
     def algorithm(self) -> Literal["grpo", "mempo"]:
-        """The tag of the run: without a memory advantage MemPO is GRPO."""
-        return "mempo" if self.memory.weight > 0 else "grpo"
+        """The tag of the run: without a memory, or without its advantage, MemPO is GRPO."""
+        remembers = self.agent.kind == "self_memory"
+        return "mempo" if remembers and self.memory.weight > 0 else "grpo"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -73,4 +74,14 @@ def wait(reference: Any, cluster: Cluster, stage: str) -> Any:
     except ray.exceptions.RayTaskError as error:  # raised inside the actor: show the cause itself
         raise (error.cause or error) from error
     except ray.exceptions.RayActorError as error:
-        raise RuntimeError(f"stage {stage!r}: its actor died ({error})") from error
+        name, reason = _cause(str(error))
+        if name == "ValueError":  # what a user did, found out while the actor was made
+            raise ValueError(reason) from error
+        raise RuntimeError(f"stage {stage!r}: its actor died ({name}: {reason})") from error
+
+
+def _cause(text: str) -> tuple[str, str]:
+    """(kind, message) of the last error in a dead actor's story, which is a coloured traceback."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
+    found = re.findall(r"^(?:\w+\.)*(\w+(?:Error|Exception)): (.*)$", plain, re.MULTILINE)
+    return found[-1] if found else ("ActorDied", " ".join(plain.split())[:300])

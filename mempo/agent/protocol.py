@@ -70,9 +70,11 @@ def parse_step(text: str, *, memory: bool = True) -> ParsedStep:
     """
     outside = text
     memory_text, memory_at = None, None
-    found = _BLOCK["mem"].search(text)
+    # A memory that is only thought about is none; positions stay where thoughts are blanked.
+    found = _BLOCK["mem"].search(_BLOCK["think"].sub(lambda m: " " * len(m.group()), text))
     if found:
-        memory_text, memory_at = found.group(1).strip(), found.span(1)
+        memory_at = found.span(1)
+        memory_text = text[slice(*memory_at)].strip()
     for name in ("mem", "think"):  # blanked, so that positions stay
         outside = _BLOCK[name].sub(lambda m: " " * len(m.group()), outside)
     actions = [

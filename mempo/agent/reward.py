@@ -5,26 +5,14 @@ Everything here is pure. Scores are floats in [0, 1].
 
 from __future__ import annotations
 
-import re
-import string
 from collections import Counter
 from collections.abc import Sequence
 
 from mempo.config import Reward
+from mempo.text import normalize_answer
 
-_ARTICLES = re.compile(r"\b(a|an|the)\b")
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
 # HotpotQA's evaluation: these answers are right or wrong, never partly right.
 _CLOSED_ANSWERS = frozenset({"yes", "no", "noanswer"})
-
-
-def normalize_answer(text: str) -> str:
-    """Lower case, without ASCII punctuation, English articles and surplus whitespace.
-
-    Source: the evaluation script of SQuAD (Rajpurkar et al., 2016). May be empty for a text that
-    is not: "A" and "!" normalise to "".
-    """
-    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
 def exact_match(prediction: str, golds: str | Sequence[str]) -> float:

@@ -9,7 +9,6 @@ from math import comb
 from pathlib import Path
 from typing import TypeVar
 
-from mempo.agent.reward import normalize_answer
 from mempo.config import Environment
 from mempo.draws import Key, generator
 from mempo.environments.formats import parse_row, read_rows
@@ -21,6 +20,7 @@ from mempo.environments.retrievers import (
     read_corpus,
 )
 from mempo.environments.world import Split, ToolError
+from mempo.text import normalize_answer
 from mempo.types import Passage, Question
 
 T = TypeVar("T")

@@ -49,13 +49,25 @@ def replace_section(path: Path, section: str, body: str) -> None:
 
     Raises ValueError where the file has no such markers.
     """
-    text = path.read_text()
-    start, end = f"<!-- results:{section} -->", f"<!-- end:{section} -->"
-    if start not in text or end not in text:
-        raise ValueError(f"--into: {path} has no lines {start} and {end}")
+    check_section(path, section)
+    text, (start, end) = path.read_text(), _markers(section)
     before, rest = text.split(start, 1)
     _, after = rest.split(end, 1)
     path.write_text(f"{before}{start}\n{body}\n{end}{after}")
+
+
+def check_section(path: Path, section: str) -> None:
+    """ValueError where there is no such file, or it lacks the markers of the section."""
+    start, end = _markers(section)
+    if not path.is_file():
+        raise ValueError(f"--into: there is no file {path}; give FILE#SECTION")
+    text = path.read_text()
+    if start not in text or end not in text:
+        raise ValueError(f"--into: {path} has no lines {start} and {end}; add them")
+
+
+def _markers(section: str) -> tuple[str, str]:
+    return f"<!-- results:{section} -->", f"<!-- end:{section} -->"
 
 
 def _number(value: float, form: str) -> str:

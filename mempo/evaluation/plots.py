@@ -92,7 +92,8 @@ def learning_curves(
                 label=method,
             )
             last[method] = float(mean["value"].tail(_TAIL).mean())
-        leader = finding(last, f"over the last {_TAIL} iterations") if metric in _JUDGED else ""
+        tail = min(_TAIL, means[means["metric"] == metric]["iteration"].nunique())
+        leader = finding(last, f"over the last {tail} iterations") if metric in _JUDGED else ""
         dress(axes, title=quantity, subtitle=leader, ylabel=unit)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     panels[-1].set_xlabel("iteration")

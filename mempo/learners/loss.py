@@ -26,8 +26,8 @@ def token_weights(
 
     tokens_R: target tokens of a row (step); trajectory_R: the trajectory each row belongs to.
     `trajectory_mean`: 1 / (N |tau_i|), |tau_i| all target tokens of the trajectory and N the
-    trajectories that have any. `token_mean`: 1 / all target tokens. `constant`: 1 / constant
-    per trajectory token, independent of the batch (Dr. GRPO divides by N as well).
+    trajectories that have any. `token_mean`: 1 / all target tokens. `constant`: 1 / (N
+    constant), whatever the trajectory's length (Dr. GRPO).
     Rows without targets weigh 0.
     """
     tokens, owner = np.asarray(tokens_R, dtype=np.float64), np.asarray(trajectory_R)

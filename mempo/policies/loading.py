@@ -47,7 +47,7 @@ def load_model(policy: Policy, codec: Codec, *, seed: int = 0) -> Any:
     model = AutoModelForCausalLM.from_pretrained(
         _checked(policy.model), dtype=getattr(torch, policy.dtype), attn_implementation="sdpa"
     )
-    return model
+    return model.to(device)
 
 
 def _checked(model: str) -> str:

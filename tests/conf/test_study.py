@@ -123,3 +123,4 @@ def test_the_rule_for_the_best_variant_is_read_and_checked(write):
     best = load_study(write(text + "best: {metric: f1, objectives: 2}\n")).best
     assert best is not None and (best.metric, best.objectives, best.mode) == ("f1", 2, "sampled")
     assert "best" in refused(write(text + "best: {metrik: f1}\n"))
+    assert "evaluate.objectives" in refused(write(text + "best: {objectives: 9}\n"))
