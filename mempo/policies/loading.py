@@ -44,7 +44,7 @@ def load_model(policy: Policy, codec: Codec, *, seed: int = 0) -> Any:
         return tiny_model(len(codec.tokenizer), seed).to(device, getattr(torch, policy.dtype))
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(
+    model: Any = AutoModelForCausalLM.from_pretrained(
         _checked(policy.model), dtype=getattr(torch, policy.dtype), attn_implementation="sdpa"
     )
     return model.to(device)

@@ -71,3 +71,15 @@ def test_a_folder_without_a_fast_tokenizer_is_refused(tmp_path: Path, tiny_polic
     tiny_policy.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"policy\.model: .* tokenizer"):
         load_codec(Policy(model=str(tmp_path)), SMALL)
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+def test_a_policy_from_a_folder_goes_to_the_gpu_where_there_is_one(
+    tmp_path: Path, tiny_policy: Any, codec: Codec, monkeypatch: pytest.MonkeyPatch, gpu: bool
+) -> None:
+    tiny_policy.save_pretrained(tmp_path)
+    moved: list[str] = []
+    monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
+    monkeypatch.setattr(type(tiny_policy), "to", lambda self, device: moved.append(device) or self)
+    load_model(Policy(model=str(tmp_path)), codec)
+    assert moved == ["cuda" if gpu else "cpu"]
