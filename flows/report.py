@@ -52,9 +52,9 @@ def report_runs(
     from mempo.evaluation.markdown import check_section, replace_section, results_markdown
     from mempo.evaluation.report import difference_lines, terminal_table, write_report
 
-    file, _, section = into.partition("#")
+    target, _, section = into.partition("#")
     if into:
-        check_section(Path(file), section)
+        check_section(Path(target), section)
     store.check_writable(folder, "--out")
     wanted: list[str] = []
     titles: list[str] = []
@@ -104,7 +104,7 @@ def report_runs(
             + _facts(infos)["git commit"]
         )
         replace_section(
-            Path(file), section, results_markdown(evaluations, differences, source=source)
+            Path(target), section, results_markdown(evaluations, differences, source=source)
         )
     return page, "\n".join([terminal_table(evaluations), "", *differences])
 

@@ -289,7 +289,12 @@ def test_fault_44_metrics_logged_in_a_ray_worker_land_in_the_run_they_name(home:
 def test_a_report_needs_nothing_but_mlflow(trained: SimpleNamespace, tmp_path: Path):
     from flows.report import report_runs
 
-    page, table = report_runs(tracker(), [trained.result.run_id], tmp_path / "report")
+    markdown = tmp_path / "page.md"
+    markdown.write_text("<!-- results:x -->\n<!-- end:x -->")
+    page, table = report_runs(
+        tracker(), [trained.result.run_id], tmp_path / "report", into=f"{markdown}#x"
+    )
+    assert "| MemPO | 2 | greedy |" in markdown.read_text()
     text = page.read_text()
     assert "MemPO" in text and "<details" in text
     assert "MemPO" in table
