@@ -6,25 +6,21 @@ wrong and the cure. Light to import: what needs torch is imported where it is us
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import httpx
-
 from conf.load import setting_names
-from mempo.config import Cluster, Experiment, Policy
-from mempo.environments.world import Split
-from mempo.policies.shipped import model_path
+from flows.doctor_data import Kind, check_data
+from flows.doctor_model import check_lengths, check_model, read_codec
+from flows.doctor_tracking import check_tracking
+from mempo.config import Cluster, Experiment
 from tasks import store
 from tasks.ray_address import LOCAL_HOSTS, check_ray, split_address
 from tasks.services import available_cores, check_prefect, pick_threads
-
-_SERVER_TIMEOUT_S = 10.0
 
 
 class PreflightError(ValueError):
@@ -40,29 +36,66 @@ class Finding:
     message: str  # what was found or, where `ok` is false, what is wrong and the cure
 
 
-def check(experiment: Experiment) -> list[Finding]:
-    """Every finding, good or bad, in the order in which a run would meet them."""
+def check(experiment: Experiment, kind: Kind = "train") -> list[Finding]:
+    """Every finding that concerns a run of this kind, in the order in which it would meet them."""
+    start = "policy.model"
+    if kind == "sft" and experiment.sft.model:
+        start = "sft.model"
+        policy = experiment.policy.model_copy(update={"model": experiment.sft.model})
+        experiment = experiment.model_copy(update={"policy": policy})
+
+    def policy_probe() -> str:
+        found = check_model(experiment.policy)
+        read_codec(experiment.policy, experiment.environment)
+        return found
+
+    cluster = experiment.cluster
     probes: list[tuple[str, Callable[[], str]]] = [
-        ("cluster", lambda: _machine(experiment.cluster)),
-        ("cluster.address", lambda: _ray(experiment.cluster)),
-        ("PREFECT_API_URL", lambda: _prefect(experiment.cluster)),
+        ("cluster", lambda: _machine(cluster, kind)),
+        ("cluster.address", lambda: _ray(cluster)),
+        ("PREFECT_API_URL", lambda: _prefect(cluster)),
         ("MEMPO_HOME", _store),
-        ("tracking.uri", lambda: _tracking(experiment.tracking.uri)),
-        ("policy.model", lambda: _model(experiment.policy)),
-        ("rollout.max_prompt_tokens", lambda: _lengths(experiment)),
-        ("learner.minibatches", lambda: _minibatches(experiment)),
-        ("environment", lambda: _questions(experiment)),
+        ("tracking.uri", lambda: check_tracking(experiment.tracking.uri)),
+        ("policy.model", policy_probe),
     ]
-    return [_finding(setting, probe) for setting, probe in probes]
+    if kind != "sft":
+        probes.append(("rollout.max_prompt_tokens", lambda: check_lengths(experiment)))
+    if kind == "train":
+        probes.append(("learner.minibatches", lambda: _minibatches(experiment)))
+    findings = [_finding(setting, probe) for setting, probe in probes]
+    readable = all(finding.ok for finding in findings if finding.setting == "policy.model")
+
+    def data_probe() -> str:
+        codec = read_codec(experiment.policy, experiment.environment) if readable else None
+        return check_data(experiment, kind, codec)
+
+    last = _finding("environment", data_probe)
+    # What is wrong with the atlas is wrong with the vocabulary of a policy made for it as well.
+    if last.message not in [finding.message for finding in findings]:
+        findings.append(last)
+    return [
+        replace(
+            finding,
+            setting=finding.setting.replace("policy.model", start),
+            message=finding.message.replace("policy.model", start),
+        )
+        for finding in findings
+    ]
 
 
-def preflight(experiment: Experiment) -> None:
+def preflight(experiment: Experiment, kind: Kind = "train") -> None:
     """Refuse what cannot run.
+
+    Args:
+        experiment: the whole configuration.
+        kind: what is about to start, for each needs other things: 'train' draws questions to
+            train on and to evaluate on, 'evaluate' only the latter, 'sft' begins from
+            `sft.model` and needs questions that the scripted expert can answer.
 
     Raises:
         PreflightError: the first failing finding, in one line.
     """
-    for finding in check(experiment):
+    for finding in check(experiment, kind):
         if not finding.ok:
             raise PreflightError(finding.message)
 
@@ -70,7 +103,7 @@ def preflight(experiment: Experiment) -> None:
 def _finding(setting: str, probe: Callable[[], str]) -> Finding:
     try:
         return Finding(setting, True, probe())
-    except ValueError as error:
+    except (ValueError, ConnectionError) as error:  # the latter is a retriever's
         message = " ".join(str(error).split())
         # A probe may stand for several settings, and its message then names the very one.
         first = re.split(r"[: ]", message, maxsplit=1)[0]
@@ -78,7 +111,7 @@ def _finding(setting: str, probe: Callable[[], str]) -> Finding:
         return Finding(setting, False, message if named else f"{setting}: {message}")
 
 
-def _machine(cluster: Cluster) -> str:
+def _machine(cluster: Cluster, kind: Kind) -> str:
     facts = f"{available_cores()} cores, {pick_threads(cluster)} threads an actor"
     memory = Path("/proc/meminfo")
     if memory.is_file():
@@ -87,21 +120,29 @@ def _machine(cluster: Cluster) -> str:
         facts += f", {int(kilobytes['MemAvailable']) / 2**20:.1f} GiB of memory free"
     if cluster.address:
         return facts
-    cpus = (cluster.sampler_cpus + cluster.learner_cpus) * cluster.parallel
     cores = cluster.cpus or available_cores()
-    if cpus > cores:
-        raise ValueError(
-            f"cluster.parallel: {cluster.parallel} runs reserve {cpus:g} CPUs, but the local Ray "
-            f"has {cores}; lower cluster.parallel, cluster.sampler_cpus or cluster.learner_cpus"
-        )
-    gpus = (cluster.sampler_gpus + cluster.learner_gpus) * cluster.parallel
-    found = len(list(Path("/dev").glob("nvidia[0-9]*")))
-    if gpus > found:
-        raise ValueError(
-            f"cluster.sampler_gpus and cluster.learner_gpus: the runs reserve {gpus:g} GPUs, but "
-            f"this machine has {found}; set both to 0, or cluster.address to a Ray that has them"
-        )
+    _check_room("cpus", "CPUs", cores, cluster, kind)
+    _check_room("gpus", "GPUs", len(list(Path("/dev").glob("nvidia[0-9]*"))), cluster, kind)
     return facts
+
+
+def _check_room(unit: str, name: str, there: int, cluster: Cluster, kind: Kind) -> None:
+    """Whether what the actors of all runs side by side reserve fits on this machine."""
+    actors = ("learner",) if kind == "sft" else ("sampler", "learner")
+    asked = {f"cluster.{actor}_{unit}": getattr(cluster, f"{actor}_{unit}") for actor in actors}
+    one = sum(asked.values())
+    if one * cluster.parallel <= there:
+        return
+    settings = " and ".join(setting for setting, count in asked.items() if count)
+    if one <= there:
+        raise ValueError(
+            f"cluster.parallel: {cluster.parallel} runs reserve {one * cluster.parallel:g} {name}, "
+            f"but there are {there}; lower it, or {settings}"
+        )
+    raise ValueError(
+        f"{settings}: a run reserves {one:g} {name}, but there are {there}; reserve fewer, or set "
+        "cluster.address to a Ray that has them"
+    )
 
 
 def _ray(cluster: Cluster) -> str:
@@ -133,95 +174,6 @@ def _store() -> str:
     return f"{folder} can be written"
 
 
-def _tracking(uri: str) -> str:
-    if not uri:
-        return f"SQLite, {store.home() / 'mlflow.db'}"
-    if not uri.startswith(("http://", "https://")):
-        return f"{uri} (looked at when the run starts)"
-    cure = "start it, correct the address, or leave it empty for SQLite under MEMPO_HOME"
-    try:
-        reply = httpx.get(f"{uri.rstrip('/')}/health", timeout=_SERVER_TIMEOUT_S)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise ValueError(f"no MLflow server answers at {uri} ({error}); {cure}") from None
-    if "Invalid Host header" in reply.text:
-        raise ValueError(f"MLflow at {uri} refuses that host; start it with --allowed-hosts for it")
-    if reply.status_code != 200:
-        raise ValueError(f"{uri}/health answers {reply.status_code}: no healthy MLflow; {cure}")
-    return f"a healthy server at {uri}"
-
-
-def _model(policy: Policy) -> str:
-    if policy.model == "tiny":
-        return "a fresh tiny policy"
-    folder = Path(model_path(policy.model))
-    if folder.is_dir():
-        return _model_folder(folder)
-    cure = "give an existing folder (`mempo fetch smollm2` makes models/smollm2) or 'tiny'"
-    if policy.model.count("/") != 1 or policy.model.startswith(("models/", ".", "~", "/")):
-        raise ValueError(f"there is no folder {policy.model}; {cure}")
-    from huggingface_hub import constants, try_to_load_from_cache
-
-    if isinstance(try_to_load_from_cache(policy.model, "config.json"), str):
-        return f"{policy.model}, from the hub's cache"
-    if constants.HF_HUB_OFFLINE:
-        raise ValueError(
-            f"there is no folder {policy.model}, and HF_HUB_OFFLINE forbids to fetch that name "
-            f"from the hub; unset it, or {cure}"
-        )
-    return f"{policy.model}, to be fetched from the hub"
-
-
-def _model_folder(folder: Path) -> str:
-    config = _read_json(folder / "config.json")
-    if not (folder / "tokenizer.json").is_file():
-        raise ValueError(
-            f"{folder} has no tokenizer.json; save a fast tokenizer there "
-            "(tokenizer.save_pretrained)"
-        )
-    index = folder / "model.safetensors.index.json"
-    names = ["model.safetensors"]
-    if index.is_file():
-        names = sorted(set(_read_json(index).get("weight_map", {}).values()))
-    elif not (folder / names[0]).is_file() and (folder / "pytorch_model.bin").is_file():
-        return f"{folder}, a {config.get('model_type', 'model')} with pickled weights"
-    from safetensors import SafetensorError, safe_open
-
-    for name in names:
-        try:
-            # Opening reads the header and compares it with the file's length, not the weights.
-            with safe_open(folder / name, framework="numpy"):
-                pass
-        except (OSError, SafetensorError) as error:
-            raise ValueError(
-                f"the weights {folder / name} cannot be read ({error}); fetch or save them again"
-            ) from None
-    size = sum((folder / name).stat().st_size for name in names)
-    return f"{folder}, a {config.get('model_type', 'model')} of {size / 1e6:.0f} MB"
-
-
-def _read_json(path: Path) -> dict:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read ({error}), so it is no model folder") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} holds no settings, so it is no model folder")
-    return content
-
-
-def _lengths(experiment: Experiment) -> str:
-    rollout = experiment.rollout
-    asked = rollout.max_prompt_tokens + rollout.max_step_tokens
-    config = Path(model_path(experiment.policy.model)) / "config.json"
-    known = _read_json(config).get("max_position_embeddings") if config.is_file() else None
-    if isinstance(known, int) and asked > known:
-        raise ValueError(
-            f"{rollout.max_prompt_tokens} and rollout.max_step_tokens {rollout.max_step_tokens} "
-            f"together exceed the {known} positions of {experiment.policy.model}; lower one"
-        )
-    return f"a step may take {asked} tokens"
-
-
 def _minibatches(experiment: Experiment) -> str:
     trajectories = experiment.rollout.questions * experiment.rollout.group_size
     minibatches = experiment.learner.minibatches
@@ -231,46 +183,3 @@ def _minibatches(experiment: Experiment) -> str:
             "or raise rollout.questions or rollout.group_size"
         )
     return f"{trajectories} trajectories an iteration in {minibatches} minibatches"
-
-
-def _questions(experiment: Experiment) -> str:
-    """Open the very world of the run and draw what training and evaluation will draw."""
-    from mempo.environments import make_world
-
-    settings, evaluate = experiment.environment, experiment.evaluate
-    world = make_world(settings, _shorten(experiment))
-    if settings.name == "dataset":
-        from mempo.environments.datasets import DatasetWorld
-
-        assert isinstance(world, DatasetWorld)
-        world.check()  # the search server is called only here
-    wanted: list[tuple[str, Split, tuple[int, ...], int]] = [
-        ("environment.objectives", "train", settings.objectives, experiment.rollout.questions),
-        ("evaluate.objectives", "test", evaluate.objectives, evaluate.questions),
-    ]
-    for setting, split, objectives, count in wanted:
-        for k in objectives:
-            try:
-                world.questions(split, count, objectives=k, key=("doctor",))
-            except ValueError as error:
-                raise ValueError(f"{setting} = {list(objectives)}: {error}") from None
-    return (
-        f"{settings.name} serves {list(settings.objectives)} objectives for training and "
-        f"{list(evaluate.objectives)} for evaluation"
-    )
-
-
-def _shorten(experiment: Experiment) -> Callable[[str], str]:
-    """Cuts a passage to its tokens; which questions are extractive depends on the cut."""
-    if experiment.environment.question_filter != "extractive":
-        return lambda text: text  # nothing here then looks at a passage
-    from mempo.policies.loading import load_codec  # imports torch
-
-    try:
-        codec = load_codec(experiment.policy, experiment.environment)
-    except OSError as error:  # how transformers says that a name is not on the hub
-        reason = " ".join(str(error).split())[:200]
-        raise ValueError(
-            f"policy.model: no tokenizer of {experiment.policy.model} ({reason})"
-        ) from None
-    return lambda text: codec.shorten(text, experiment.environment.passage_tokens)

@@ -10,15 +10,14 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from flows.progress import say
 from mempo.config import Experiment
 
-Kind = Literal["train", "evaluate", "sft"]
-
 if TYPE_CHECKING:
     from conf.study import Study
+    from flows.doctor_data import Kind
     from flows.ablate import AblationResult
     from flows.recording import RunResult
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -9,14 +12,14 @@ import numpy as np
 from mempo.agent.coldstart import calibration_row, script_rows
 from mempo.config import Experiment
 from mempo.draws import generator
-from mempo.environments.datasets import DatasetWorld, compose, data_path
+from mempo.environments.dataset_world import DatasetWorld, named_corpus
+from mempo.environments.datasets import compose
 from mempo.environments.experts_wiki import calibration_pairs, script_for
-from mempo.environments.hops import plan
-from mempo.environments.retrievers import read_corpus
 from mempo.policies.codec import Codec
-from mempo.types import Passage, Question, Row
+from mempo.types import Question, Row
 
 CALIBRATIONS = 2  # contexts of calibration per question and pass
+HELD_OUT = 24  # questions that the held-out loss is measured on
 
 
 class WikiColdStart:
@@ -27,43 +30,77 @@ class WikiColdStart:
     """
 
     def __init__(self, experiment: Experiment, codec: Codec):
+        """Find the questions that the expert solves; their scripts are made when first asked for.
+
+        Raises:
+            ValueError: too few questions are solved, or a file or the search server cannot be
+                used; names the setting.
+            ConnectionError: a search failed.
+        """
         self.experiment, self.codec = experiment, codec
         settings = experiment.environment
         self.world = DatasetWorld(settings, self._shorten)
-        self.passages = {p.id: p for p in read_corpus(data_path(settings.corpus))}
-        self.solved = self._solved(self.world.pool("train"))
+        self.world.check()
+        corpus = named_corpus(settings, needed_by="the cold start")
+        self.passages = {p.id: p for p in corpus}
+        self.solved = list(self._solved(self.world.pool("train")))
+        cure = (
+            "the expert needs supporting_ids and a corpus that holds these passages (raise "
+            "environment.top_k or environment.passage_tokens)"
+        )
         if not self.solved:
             raise ValueError(
-                "environment.questions: the scripted expert solves none of them; it needs "
-                "supporting_ids and a corpus that holds these passages (raise environment.top_k "
-                "or environment.passage_tokens)"
+                f"environment.questions: the scripted expert solves none of them; {cure}"
             )
-        sft = experiment.sft
-        self._rows: list[Row] = []
-        self._first_pass = 0
-        while len(self._rows) < (sft.steps + sft.final_steps) * sft.batch_size:
-            self._rows += self._make_pass(len(self._rows))
-            self._first_pass = self._first_pass or len(self._rows)
+        most = max(experiment.sft.objectives)
+        if most > len(self.solved):
+            raise ValueError(
+                f"sft.objectives asks for {most} objectives, but the scripted expert solves only "
+                f"{len(self.solved)} training questions; lower it or give more questions"
+            )
+        self.measured = list(islice(self._solved(self.world.pool("test")), HELD_OUT))
+        if not self.measured:
+            raise ValueError(
+                "environment.test_fraction: the scripted expert solves no held-out question, so "
+                f"no loss can be measured; raise it or give environment.test_questions; {cure}"
+            )
 
     def batch(self, step: int) -> list[Row]:
         size = self.experiment.sft.batch_size
-        return self._rows[step * size : (step + 1) * size]
+        return self._rows[0][step * size : (step + 1) * size]
 
     def held_out(self) -> list[Row]:
         rng = generator(self.experiment.seed, "sft-held-out")
-        return [
-            row for q in self._solved(self.world.pool("test"))[:24] for row in self._script(q, rng)
-        ]
+        return [row for question in self.measured for row in self._script(question, rng)]
 
     def facts(self) -> dict[str, Any]:
         sft = self.experiment.sft
-        used = self._rows[: (sft.steps + sft.final_steps) * sft.batch_size]
+        rows, first_pass = self._rows
+        used = rows[: (sft.steps + sft.final_steps) * sft.batch_size]
         return {
             "training questions that the expert solves": len(self.solved),
-            "rows of a pass over them": self._first_pass,
+            "rows of a pass over them": first_pass,
             "rows to train on": len(used),
             "tokens to train on": sum(len(r.ids) for r in used),
         }
+
+    @cached_property
+    def _rows(self) -> tuple[list[Row], int]:
+        """(all rows to learn from, how many of them the first pass made)."""
+        sft = self.experiment.sft
+        rows: list[Row] = []
+        first_pass = 0
+        while len(rows) < (sft.steps + sft.final_steps) * sft.batch_size:
+            made = self._make_pass(len(rows))
+            if not made:
+                raise ValueError(
+                    f"sft.objectives = {list(sft.objectives)}: no script could be made from "
+                    f"{len(self.solved)} questions; lower it, or look whether every search of the "
+                    "retriever answers the same"
+                )
+            rows += made
+            first_pass = first_pass or len(rows)
+        return rows, first_pass
 
     def _make_pass(self, start: int) -> list[Row]:
         """Scripts of every solved question alone, and in groups; and their calibration."""
@@ -82,7 +119,7 @@ class WikiColdStart:
         s, agent = self.experiment.sft, self.experiment.agent
         script = script_for(
             question,
-            search=self._search,
+            search=self.world.find,
             passages=self.passages,
             shorten=self._shorten,
             rng=rng,
@@ -99,7 +136,7 @@ class WikiColdStart:
             return []
         pairs = calibration_pairs(
             question,
-            search=self._search,
+            search=self.world.find,
             passages=self.passages,
             shorten=self._shorten,
             rng=rng,
@@ -108,19 +145,11 @@ class WikiColdStart:
         contexts = [self.codec.encode(f"<mem>{pairs[i][0]}</mem>") for i in chosen]
         return [calibration_row(self.codec, self.experiment.agent, question, c) for c in contexts]
 
-    def _solved(self, pool: list[Question]) -> list[Question]:
+    def _solved(self, pool: list[Question]) -> Iterable[Question]:
+        single = [q for q in pool if q.objectives == 1]
         if self.experiment.environment.question_filter == "solved":
-            return [q for q in pool if q.objectives == 1]
-        return [q for q in pool if q.objectives == 1 and self._plan(q)]
-
-    def _plan(self, question: Question) -> object:
-        return plan(question, search=self._search, passages=self.passages, shorten=self._shorten)
-
-    def _search(self, query: str) -> list[Passage]:
-        found = self.world.retriever.search([query], self.experiment.environment.top_k)[0]
-        if isinstance(found, Exception):
-            raise ConnectionError(str(found))
-        return found
+            return single
+        return self.world.solved(single, self.passages)
 
     def _shorten(self, text: str) -> str:
         return self.codec.shorten(text, self.experiment.environment.passage_tokens)

@@ -16,6 +16,6 @@ def make_world(settings: Environment, shorten: Callable[[str], str]) -> World:
 
             return AtlasWorld(settings)
         case "dataset":
-            from mempo.environments.datasets import DatasetWorld
+            from mempo.environments.dataset_world import DatasetWorld
 
             return DatasetWorld(settings, shorten)

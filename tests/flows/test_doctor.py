@@ -12,9 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast
 
 from conf.load import load
 from flows.doctor import PreflightError, check, preflight
+from flows.doctor_data import Kind
 from mempo.config import Experiment
 
 PASSAGES = [
@@ -46,44 +50,55 @@ def write_lines(path: Path, rows: list[dict]) -> Path:
 
 
 @pytest.fixture
-def files(tmp_path):
-    """(question file, corpus file) that can be used."""
+def files(tmp_path, model):
+    """(question file, corpus file, model folder) that can be used together."""
     return (
         write_lines(tmp_path / "questions.jsonl", QUESTIONS),
         write_lines(tmp_path / "corpus.jsonl", PASSAGES),
+        model,
     )
+
+
+def save_byte_tokenizer(folder: Path) -> None:
+    """A tokenizer of one token a byte, which knows every word."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    bytewise = Tokenizer(BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    bytewise.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bytewise.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=bytewise, eos_token="<eos>").save_pretrained(folder)
 
 
 @pytest.fixture
 def model(tmp_path):
-    """A folder that looks like a model's."""
+    """A folder that looks like a model's, with a tokenizer that knows every word."""
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text('{"model_type": "qwen2", "max_position_embeddings": 300}')
-    (folder / "tokenizer.json").write_text("{}")
+    save_byte_tokenizer(folder)
     save_file({"w": torch.zeros(4)}, folder / "model.safetensors")
     return folder
 
 
-def dataset(questions: Path, corpus: Path, *more: str) -> Experiment:
+def dataset(questions: Path, corpus: Path, model: Path, *more: str) -> Experiment:
     """The smallest experiment over one's own files."""
     return load(
         "test",
         overrides=[
             *("environment.name=dataset", "environment.test_fraction=0.5"),
+            *(f"policy.model={model}", "rollout.max_prompt_tokens=200"),
             *(f"environment.questions={questions}", f"environment.corpus={corpus}"),
             *more,
         ],
     )
 
 
-def refused(experiment: Experiment) -> str:
+def refused(experiment: Experiment, kind: Kind = "train") -> str:
     """The refusal, which is one line and is also what `check` finds."""
     with pytest.raises(PreflightError) as caught:
-        preflight(experiment)
+        preflight(experiment, kind)
     message = str(caught.value)
     assert "\n" not in message
-    assert message in [finding.message for finding in check(experiment) if not finding.ok]
+    assert message in [finding.message for finding in check(experiment, kind) if not finding.ok]
     return message
 
 
@@ -161,7 +176,7 @@ def test_fault_51_a_model_of_the_hub_while_offline(monkeypatch):
 def test_fault_51_a_parquet_file_of_foreign_columns(files, tmp_path, columns, part):
     path = tmp_path / "foreign.parquet"
     pq.write_table(pa.table(columns), path)
-    message = refused(dataset(path, files[1]))
+    message = refused(dataset(path, *files[1:]))
     assert message.startswith("environment.questions: ") and "foreign.parquet" in message
     assert part in message and "target" in message
 
@@ -170,13 +185,13 @@ def test_fault_51_a_damaged_parquet_file(files, tmp_path):
     path = tmp_path / "damaged.parquet"
     pq.write_table(pa.table({"question": ["a?"] * 99, "golden_answers": [["b"]] * 99}), path)
     path.write_bytes(path.read_bytes()[:200])
-    message = refused(dataset(path, files[1]))
+    message = refused(dataset(path, *files[1:]))
     assert message.startswith("environment.questions: ") and "damaged.parquet" in message
 
 
 def test_fault_51_questions_without_answers(files, tmp_path):
     rows = [*QUESTIONS, {"id": "q24", "question": "And this one?", "golden_answers": []}]
-    message = refused(dataset(write_lines(tmp_path / "open.jsonl", rows), files[1]))
+    message = refused(dataset(write_lines(tmp_path / "open.jsonl", rows), *files[1:]))
     assert message.startswith("environment.questions: ") and "open.jsonl, row 25" in message
     assert "no answers" in message
 
@@ -195,23 +210,26 @@ def test_fault_51_no_file_named(files, setting):
 
 
 @pytest.mark.parametrize(
-    ("override", "setting"),
+    "override",
     [
-        ("environment.objectives=[1, 25]", "environment.objectives"),
-        ("evaluate.objectives=[25]", "evaluate.objectives"),
-        ("rollout.questions=999", "environment.objectives"),
-        ("evaluate.questions=999", "evaluate.objectives"),
+        "environment.objectives=[1, 25]",
+        "evaluate.objectives=[25]",
+        "rollout.questions=999",
+        "evaluate.questions=999",
     ],
 )
-def test_fault_51_more_asked_than_there_is(files, override, setting):
+def test_fault_51_more_asked_than_there_is(files, override):
     message = refused(dataset(*files, override))
-    name = override.partition("=")[0]
-    assert message.startswith(f"{setting} = ") and name in message and "split has" in message
+    setting = override.partition("=")[0]
+    assert message.startswith(f"{setting} asks for ") and "split has" in message
+    assert message.count(setting) == 1
 
 
-def test_fault_51_more_objectives_than_the_atlas_has_facts():
-    message = refused(load("test", overrides=["environment.objectives=[25]"]))  # 8 x 3 facts
-    assert message.startswith("environment.objectives") and "24" in message
+@pytest.mark.parametrize("section", ["environment", "evaluate"])
+def test_fault_51_more_objectives_than_the_atlas_has_facts(section):
+    message = refused(load("test", overrides=[f"{section}.objectives=[25]"]))  # 8 x 3 facts
+    assert message.startswith(f"{section}.objectives asks for 25 facts") and "24" in message
+    assert message.count("objectives") == 1
 
 
 @pytest.mark.parametrize("retriever", ["search_r1", "recall"])
@@ -232,10 +250,10 @@ def test_fault_51_no_address_of_the_search_server(files):
     assert message.startswith("environment.retriever_url: ")
 
 
-def test_a_filter_that_leaves_nothing_is_refused(files, monkeypatch):
-    monkeypatch.setattr("flows.doctor._shorten", lambda experiment: lambda text: text)
-    message = refused(dataset(*files, "environment.question_filter=extractive"))
-    assert message.startswith("environment.question_filter")
+@pytest.mark.parametrize("kept", ["extractive", "solved"])
+def test_a_filter_that_leaves_nothing_is_refused(files, kept):
+    message = refused(dataset(*files, f"environment.question_filter={kept}"))
+    assert message.startswith(f"environment.question_filter '{kept}' leaves no question")
 
 
 def test_more_minibatches_than_trajectories_are_refused():
@@ -249,9 +267,18 @@ def test_more_cpus_than_the_local_ray_has_are_refused():
     assert message.startswith("cluster.parallel: 3 runs reserve 3 CPUs")
 
 
+def test_a_run_that_alone_reserves_too_much_is_not_the_fault_of_parallel_runs():
+    experiment = load("test", overrides=["cluster.cpus=2", "cluster.sampler_cpus=8"])
+    message = refused(experiment)
+    assert message.startswith("cluster.sampler_cpus and cluster.learner_cpus: a run reserves 8.5")
+    assert "cluster.parallel" not in message
+    findings = {finding.setting: finding.ok for finding in check(experiment, "sft")}
+    assert findings["cluster"]  # the cold start has no sampler
+
+
 def test_gpus_that_this_machine_lacks_are_refused():
     message = refused(load("test", overrides=["cluster.learner_gpus=64", "cluster.parallel=1"]))
-    assert message.startswith("cluster.sampler_gpus") and "64" in message
+    assert message.startswith("cluster.learner_gpus: a run reserves 64 GPUs")
 
 
 def test_a_ray_that_is_not_there_is_refused(closed_url):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mempo.config import Environment
 from mempo.environments import make_world
-from mempo.environments.datasets import NOTHING_FOUND, DatasetWorld
+from mempo.environments.dataset_world import NOTHING_FOUND, DatasetWorld
 from mempo.environments.retrievers import SearchResult
 from mempo.environments.world import ToolError
 from mempo.types import Passage, Question
@@ -279,6 +279,49 @@ def test_the_extractive_filter_judges_passages_as_the_policy_sees_them(make):
 def test_fault_51_a_filter_that_leaves_nothing_is_refused(make):
     with pytest.raises(ValueError, match=r"environment\.question_filter 'extractive' leaves no"):
         make([single(0)], question_filter="extractive", test_fraction=0.0)
+
+
+def test_the_filter_that_leaves_nothing_is_named_as_the_user_set_it(make):
+    with pytest.raises(ValueError, match=r"environment\.question_filter 'solved' leaves no"):
+        make([single(0)], question_filter="solved", test_fraction=0.0)
+
+
+@pytest.mark.parametrize("kept", ["extractive", "solved"])
+def test_a_filter_reads_the_corpus_of_whatever_retriever(make, monkeypatch, kept):
+    rows = [
+        {
+            "question": "What is the capital of France?",
+            "golden_answers": ["Paris"],
+            "supporting_ids": ["p1"],
+        },
+        single(1),
+    ]
+    server = Stub({"France": [Passage("p1", "Paris", "Paris is the capital of France.")]})
+    monkeypatch.setattr(server, "check", lambda: None)
+    monkeypatch.setattr(
+        "mempo.environments.dataset_world.open_retriever", lambda settings, corpus: server
+    )
+    served = {"retriever": "search_r1", "question_filter": kept, "test_fraction": 0.0}
+    assert [q.gold for q in make(rows, **served).pool("train")] == ["Paris"]
+    with pytest.raises(ValueError, match=f"corpus is empty; .*question_filter '{kept}' needs it"):
+        make(rows, corpus="", **served)
+
+
+def test_the_expert_is_not_asked_where_the_search_server_is_not_there(make, monkeypatch):
+    monkeypatch.setattr(
+        "mempo.environments.dataset_world.open_retriever", lambda settings, corpus: Stub()
+    )
+    rows = [single(0, golden_answers=["Italy"], supporting_ids=["p2"])]
+    with pytest.raises(ValueError, match=r"environment\.retriever_url: nobody there"):
+        make(rows, retriever="recall", question_filter="solved", test_fraction=0.0)
+
+
+def test_a_search_for_the_expert_that_fails_names_the_server(make):
+    world = make([single(0)])
+    world.retriever = Stub({"a": ToolError("down")})
+    assert world.find("b") == [Passage("p", "", "about b")]
+    with pytest.raises(ConnectionError, match=r"environment\.retriever_url: .*down"):
+        world.find("a")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from mempo.agent.protocol import parse_step
 from mempo.config import Environment
-from mempo.environments.datasets import DatasetWorld, compose
+from mempo.environments.dataset_world import DatasetWorld
+from mempo.environments.datasets import compose
 from mempo.environments.experts_wiki import (
     EMPTY_MEMORY,
     calibration_pairs,
