@@ -17,8 +17,8 @@ from mempo.config import Experiment
 
 if TYPE_CHECKING:
     from conf.study import Study
-    from flows.doctor_data import Kind
     from flows.ablate import AblationResult
+    from flows.doctor_data import Kind
     from flows.recording import RunResult
 
 

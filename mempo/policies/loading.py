@@ -63,6 +63,6 @@ def _checked(model: str) -> str:
     elif looks_local or model.startswith("models/"):
         raise ValueError(
             f"policy.model: there is no folder {model}; give an existing one or a hub name "
-            "(`mempo sft --preset wiki` makes models/wiki-sft, `mempo fetch smollm2` models/smollm2)"
+            "(`mempo sft -p wiki` makes models/wiki-sft, `mempo fetch smollm2` models/smollm2)"
         )
     return model
