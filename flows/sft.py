@@ -46,6 +46,16 @@ def sft(experiment: Experiment, name: str = "", parent: str = "") -> RunResult:
         state = {"iteration": total, "run_id": record.run_id, "experiment": experiment.model_dump()}
         stages.run(stages.checkpoint, cluster, model, folder, state)
         record.tracker.log_checkpoint(record.run_id, folder, step=total, metrics=metrics)
-        say(f"held-out loss {metrics['sft/held_out_loss']:.3f}; checkpoint {folder}", "cold start")
+        say(_measured(metrics), "cold start")
+        say(f"checkpoint {folder}", "cold start")
         page, _ = log_report(record.tracker, record.run_id, record.folder / "report")
         return RunResult(record.run_id, str(record.folder), str(folder), metrics, report=page)
+
+
+def _measured(m: dict[str, float]) -> str:
+    return (
+        f"held-out loss {m['sft/held_out_loss']:.3f}; P(answer|memory) "
+        f"{m['sft/p_answer_right_memory']:.3f} with the right memory, "
+        f"{m['sft/p_answer_empty_memory']:.3f} with an empty one; right above empty on "
+        f"{m['sft/right_beats_empty_frac']:.0%} of the held-out questions"
+    )

@@ -246,11 +246,21 @@ class ColdStart:
         }
 
     def validate(self) -> Metrics:
-        """Loss on scripts that are never trained on."""
+        """Loss on scripts that are never trained on; what right and empty memories are worth."""
         import numpy as np
 
         values = self.learner.logprobs(self.data.held_out())
-        return {"sft/held_out_loss": float(-np.concatenate(values).mean())}
+        probes = self.data.probes()
+        right, empty = (
+            np.array([np.exp(v.mean()) for v in self.learner.logprobs([p[i] for p in probes])])
+            for i in (0, 1)
+        )
+        return {
+            "sft/held_out_loss": float(-np.concatenate(values).mean()),
+            "sft/p_answer_right_memory": float(right.mean()),
+            "sft/p_answer_empty_memory": float(empty.mean()),
+            "sft/right_beats_empty_frac": float((right > empty).mean()),
+        }
 
     def checkpoint(self, folder: Path, state: dict[str, Any]) -> None:
         """Write a complete checkpoint that transformers can load as it is."""

@@ -81,6 +81,17 @@ def calibration_row(codec: Codec, agent: Agent, question: Question, context: lis
     return Row([*ids, *gold], [False] * len(ids) + [True] * len(gold))
 
 
+def memory_probe(
+    codec: Codec, agent: Agent, question: Question, right: str, empty: str
+) -> tuple[Row, Row]:
+    """The gold answer after the memory `right`, and after the memory `empty`."""
+    first, second = (
+        calibration_row(codec, agent, question, codec.encode(f"<mem>{memory}</mem>"))
+        for memory in (right, empty)
+    )
+    return first, second
+
+
 def atlas_batch(
     world: AtlasWorld,
     codec: Codec,

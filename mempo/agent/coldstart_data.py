@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from mempo.agent.coldstart import atlas_batch
+from mempo.agent.coldstart import atlas_batch, memory_probe
 from mempo.config import Experiment
-from mempo.environments.atlas import AtlasWorld
+from mempo.draws import generator
+from mempo.environments.atlas import EMPTY_MEMORY, AtlasWorld
 from mempo.policies.codec import Codec
 from mempo.types import Row
+
+PROBES = 64  # questions that P(answer | right memory) is measured on
 
 
 class ColdStartData(Protocol):
@@ -17,6 +20,10 @@ class ColdStartData(Protocol):
     def batch(self, step: int) -> list[Row]: ...
 
     def held_out(self) -> list[Row]: ...
+
+    def probes(self) -> list[tuple[Row, Row]]:
+        """Per held-out question the gold answer after the right memory, and after an empty one."""
+        ...
 
     def facts(self) -> dict[str, Any]: ...
 
@@ -44,6 +51,16 @@ class AtlasColdStart:
 
     def held_out(self) -> list[Row]:
         return self._rows(("sft-held-out",), 1.0)
+
+    def probes(self) -> list[tuple[Row, Row]]:
+        e = self.experiment
+        rng = generator(e.seed, "sft-probe")
+        found = []
+        for _ in range(PROBES):
+            question = self.world.question(max(e.sft.objectives), rng)
+            right = " ; ".join(aliases[0] for aliases in question.answers)
+            found.append(memory_probe(self.codec, e.agent, question, right, EMPTY_MEMORY))
+        return found
 
     def facts(self) -> dict[str, Any]:
         return {"scripted trajectories": "endless", "rows a step": self.experiment.sft.batch_size}

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mempo.agent.coldstart import calibration_row, script_rows
+from mempo.agent.coldstart import calibration_row, memory_probe, script_rows
 from mempo.config import Experiment
 from mempo.draws import generator
 from mempo.environments.dataset_world import DatasetWorld, named_corpus
@@ -19,7 +19,7 @@ from mempo.policies.codec import Codec
 from mempo.types import Question, Row
 
 CALIBRATIONS = 2  # contexts of calibration per question and pass
-HELD_OUT = 24  # questions that the held-out loss is measured on
+HELD_OUT = 64  # at most; questions that the held-out loss is measured on
 
 
 class WikiColdStart:
@@ -72,6 +72,16 @@ class WikiColdStart:
     def held_out(self) -> list[Row]:
         rng = generator(self.experiment.seed, "sft-held-out")
         return [row for question in self.measured for row in self._script(question, rng)]
+
+    def probes(self) -> list[tuple[Row, Row]]:
+        rng = generator(self.experiment.seed, "sft-probe")
+        agent = self.experiment.agent
+        found = []
+        for question in self.measured:
+            pairs = self._pairs(question, rng)  # the right memory first, the empty one last
+            right, empty = pairs[0][0], pairs[-1][0]
+            found.append(memory_probe(self.codec, agent, question, right, empty))
+        return found
 
     def facts(self) -> dict[str, Any]:
         sft = self.experiment.sft
@@ -131,16 +141,19 @@ class WikiColdStart:
         )
         return script_rows(self.codec, agent, script) if script else []
 
-    def _calibration(self, question: Question, rng: np.random.Generator) -> list[Row]:
-        if self.experiment.agent.kind != "self_memory":
-            return []
-        pairs = calibration_pairs(
+    def _pairs(self, question: Question, rng: np.random.Generator) -> list[tuple[str, str]]:
+        return calibration_pairs(
             question,
             search=self.world.find,
             passages=self.passages,
             shorten=self._shorten,
             rng=rng,
         )
+
+    def _calibration(self, question: Question, rng: np.random.Generator) -> list[Row]:
+        if self.experiment.agent.kind != "self_memory":
+            return []
+        pairs = self._pairs(question, rng)
         chosen = rng.permutation(len(pairs))[:CALIBRATIONS]
         contexts = [self.codec.encode(f"<mem>{pairs[i][0]}</mem>") for i in chosen]
         return [calibration_row(self.codec, self.experiment.agent, question, c) for c in contexts]

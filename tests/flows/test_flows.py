@@ -74,6 +74,8 @@ def test_sft_logs_its_losses_and_leaves_a_model_that_transformers_loads(cold: Si
     losses = points(cold.result.run_id, "sft/loss")
     assert list(losses) == [1, 2, 3]  # 2 steps and 1 final step, in chunks of 1
     assert all(math.isfinite(v) and v > 0 for v in losses.values())
+    for name in ("p_answer_right_memory", "p_answer_empty_memory", "right_beats_empty_frac"):
+        assert 0 <= points(cold.result.run_id, f"sft/{name}")[3] <= 1
     assert AutoModelForCausalLM.from_pretrained(cold.result.checkpoint).config.hidden_size == 128
     info = tracker().run_info(cold.result.run_id)
     assert (info.status, info.tags["mempo.kind"]) == ("FINISHED", "sft")

@@ -37,3 +37,19 @@ def test_what_is_held_out_is_never_trained_on(data: AtlasColdStart) -> None:
 
 def test_the_facts_can_be_told(data: AtlasColdStart) -> None:
     assert data.facts() == {"scripted trajectories": "endless", "rows a step": 16}
+
+
+def test_a_probe_asks_for_the_same_answer_after_the_right_and_after_an_empty_memory(
+    data: AtlasColdStart, atlas_codec: Codec
+) -> None:
+    probes = data.probes()
+    assert len(probes) == 64 and probes == data.probes()
+    for right, empty in probes:
+        answers = [
+            atlas_codec.text([t for t, asked in zip(r.ids, r.mask, strict=True) if asked])
+            for r in (right, empty)
+        ]
+        assert answers[0] == answers[1]
+        memory = atlas_codec.text(right.ids).split("<mem>")[1].split("</mem>")[0]
+        assert memory.split() == answers[0].split()  # all facts, in order
+        assert "<mem> nothing </mem>" in atlas_codec.text(empty.ids)

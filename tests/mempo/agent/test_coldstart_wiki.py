@@ -108,3 +108,14 @@ def test_fault_51_the_cold_start_needs_a_corpus(experiment):
     )
     with pytest.raises(ValueError, match=r"^environment\.corpus is empty; .*'solved' needs it"):
         WikiColdStart(served, CODEC)
+
+
+def test_a_probe_holds_the_right_memory_and_an_empty_one(experiment):
+    data = WikiColdStart(experiment, CODEC)
+    probes = data.probes()
+    assert len(probes) == len(data.measured)
+    for right, empty in probes:
+        assert len(right.ids) > len(empty.ids)  # facts against "nothing yet"
+        assert [i for i, m in zip(right.ids, right.mask, strict=True) if m] == [
+            i for i, m in zip(empty.ids, empty.mask, strict=True) if m
+        ]
