@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -170,8 +169,3 @@ def _finished(r: _Run, settings: Reward) -> Trajectory:
         em=em,
         format=float(well_formed),
     )
-
-
-def status_counts(trajectories: Sequence[Trajectory]) -> dict[str, int]:
-    """How the trajectories ended."""
-    return dict(Counter(t.status for t in trajectories))

@@ -14,8 +14,8 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from mempo.draws import Key, generator
+from mempo.evaluation.metrics import TASK_FIELDS
 
-METRICS = ("f1", "em", "format", "p_answer", "tt", "pt", "steps")
 KEYS = ("method", "seed", "mode", "objectives", "question_id")
 KNOWN_METHODS = ("SFT", "ReAct", "GRPO", "MemPO")
 
@@ -59,8 +59,8 @@ def require_columns(table: pd.DataFrame, columns: Sequence[str], *, name: str) -
 
 def checked(evaluations: pd.DataFrame) -> pd.DataFrame:
     """`evaluations` with metrics as floats (None becomes NaN); ValueError on missing columns."""
-    require_columns(evaluations, (*KEYS, *METRICS), name="evaluations")
-    return evaluations.astype(dict.fromkeys(METRICS, float))
+    require_columns(evaluations, (*KEYS, *TASK_FIELDS), name="evaluations")
+    return evaluations.astype(dict.fromkeys(TASK_FIELDS, float))
 
 
 def bootstrap_interval(
@@ -227,16 +227,16 @@ def buckets(values: ArrayLike, outcomes: ArrayLike, edges: Sequence[float]) -> p
 def summary_table(evaluations: pd.DataFrame) -> pd.DataFrame:
     """One row per method, objectives and mode.
 
-    Columns: each of `METRICS` (mean over seeds of the mean over questions; NaN where nobody
+    Columns: each of `TASK_FIELDS` (mean over seeds of the mean over questions; NaN where nobody
     measured it) followed by its `_std` (sample standard deviation over seeds, NaN with one seed),
     then `seeds` and `n`, the number of tasks. An empty table gives an empty table.
     """
     by = ["method", "objectives", "mode"]
-    columns = [name for metric in METRICS for name in (metric, f"{metric}_std")]
+    columns = [name for metric in TASK_FIELDS for name in (metric, f"{metric}_std")]
     if evaluations.empty:
         return pd.DataFrame(columns=[*by, *columns, "seeds", "n"])
     table = checked(evaluations)
-    seeds = table.groupby([*by, "seed"])[list(METRICS)].mean().groupby(level=by)
+    seeds = table.groupby([*by, "seed"])[list(TASK_FIELDS)].mean().groupby(level=by)
     summary = pd.concat([seeds.mean(), seeds.std(ddof=1).add_suffix("_std")], axis=1)[columns]
     summary["seeds"] = seeds.size()
     summary["n"] = table.groupby(by).size()

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from mempo.agent.protocol import STOP_STRINGS, head_ids, information_ids
-from mempo.agent.rollout import status_counts
 from mempo.config import Agent, Rollout
 from mempo.environments.atlas import AtlasWorld
 from mempo.policies.codec import Codec
@@ -132,7 +132,7 @@ def test_a_tool_that_fails_later_ends_the_rollouts_not_the_run(
 ) -> None:
     world = replies(fails=lambda call: call >= 2)
     trajectories = run(scripted(codec), [question], world=world, group_size=2)
-    assert status_counts(trajectories) == {"tool_error": 2}
+    assert Counter(t.status for t in trajectories) == {"tool_error": 2}
     assert [len(t.steps) for t in trajectories] == [2, 2]
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -7,7 +8,6 @@ import pytest
 import torch
 
 from mempo.agent.protocol import STOP_STRINGS, head_ids
-from mempo.agent.rollout import status_counts
 from mempo.config import Agent, Evaluate, Experiment, Learner, Rollout
 from mempo.environments.atlas import AtlasWorld
 from mempo.learners.packing import sampled_row, target_logits
@@ -185,7 +185,7 @@ def test_fault_33_a_prompt_one_token_too_long_ends_only_its_own_rollout(
     rollout = Rollout(max_prompt_tokens=limit)
     trajectories = run(sampler, [long, short], group_size=2, rollout=rollout)
     assert [t.question.id for t in trajectories] == ["long", "long", "short", "short"]
-    assert status_counts(trajectories) == {"context_overflow": 2, "answered": 2}
+    assert Counter(t.status for t in trajectories) == {"context_overflow": 2, "answered": 2}
     assert [t.steps for t in trajectories[:2]] == [[], []]
     assert [(t.reward, t.format) for t in trajectories] == [(0, 0), (0, 0), (1, 1), (1, 1)]
     assert not any(r.key[-3] == "long" for r in sampler.requests)
@@ -212,7 +212,7 @@ def test_fault_35_a_failing_tool_ends_only_its_own_rollout(
     says: Any = {("q", r, 1): ANSWER for r in range(8)}
     world = replies(fails=lambda call: call == 3)
     trajectories = run(scripted(codec, says), [question], world=world, group_size=8)
-    assert status_counts(trajectories) == {"answered": 7, "tool_error": 1}
+    assert Counter(t.status for t in trajectories) == {"answered": 7, "tool_error": 1}
     failed = trajectories[3]
     assert (failed.status, failed.reward, len(failed.steps)) == ("tool_error", 0.0, 1)
     assert (failed.steps[0].observation, failed.steps[0].observation_ids) == ("", [])

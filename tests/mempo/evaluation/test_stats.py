@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mempo.evaluation.stats import (
     KEYS,
-    METRICS,
+    TASK_FIELDS,
     Interval,
     bootstrap_interval,
     buckets,
@@ -192,7 +192,7 @@ def test_checked_tables_have_numbers_and_leave_the_given_one_alone():
     given_table = table(task("GRPO", 0, "q", None))
     found = checked(given_table)
     assert math.isnan(found["f1"].iloc[0])
-    assert all(found[metric].dtype == float for metric in METRICS)
+    assert all(found[metric].dtype == float for metric in TASK_FIELDS)
     assert given_table["f1"].iloc[0] is None
     assert set(KEYS) <= set(found.columns)
 
