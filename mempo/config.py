@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Positive = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+AgentKind = Literal["self_memory", "react", "truncation", "summary", "retrieval", "external"]
 
 
 class Settings(BaseModel):
@@ -89,15 +90,39 @@ class Policy(Settings):
 class Agent(Settings):
     """What a step sees and how it must answer."""
 
-    kind: Literal["self_memory", "react"] = Field(
+    kind: AgentKind = Field(
         default="self_memory",
-        description="'self_memory' rewrites a <mem> each step; 'react' keeps the whole history.",
+        description="'self_memory' rewrites a <mem> each step and sees little else; 'react' keeps "
+        "the whole history; 'truncation' only its last `history` steps; 'summary' sums the history "
+        "up every `summary_every` steps; 'retrieval' puts the `retrieved` most similar older steps "
+        "back; 'external' moves them to a store that the policy may query at any token.",
     )
     history: str = Field(
         default="1",
         pattern=r"^([1-9]\d*|all|memory)$",
-        description="Self-memory only. Earlier steps a step sees: a number, 'all', or 'memory' "
-        "(the last <mem> and the latest reply alone).",
+        description="Earlier steps a step sees: a number; self_memory alone also 'all', or "
+        "'memory' (the last <mem> and the latest reply). No use to react and summary.",
+    )
+    grains: Literal[1, 2] = Field(
+        default=1,
+        description="2: a <mem> is <summary> and <facts>, and each is scored and credited alone.",
+    )
+    summary_every: Positive = Field(
+        default=3, description="Summary: a step that sums up comes every so many steps."
+    )
+    retrieved: Positive = Field(
+        default=1, description="Retrieval and external: older steps, or entries, brought back."
+    )
+    embedding_model: str = Field(
+        default="",
+        description="Retrieval and external: folder or hub name of an encoder that says what is "
+        "similar. Empty: BM25.",
+    )
+    fold_every: Positive = Field(
+        default=2, description="External: segments that are folded into one summary."
+    )
+    max_queries: Positive = Field(
+        default=16, description="External: queries to the store in a trajectory."
     )
     prompt: Literal["full", "short"] = Field(
         default="full",
@@ -109,6 +134,36 @@ class Agent(Settings):
         ge=0,
         description="Steps per trajectory. 0: objectives + 2 (atlas), max(16, n + 2) else.",
     )
+
+    @model_validator(mode="after")
+    def _fits(self) -> Agent:
+        if self.kind in ("truncation", "retrieval", "external") and not self.history.isdigit():
+            raise ValueError(
+                f"agent.history = '{self.history}' has no meaning for agent.kind '{self.kind}'; "
+                "give a number of steps"
+            )
+        if self.grains == 2 and not self.remembers:
+            raise ValueError(
+                f"agent.grains = 2 needs an agent that writes a memory, not '{self.kind}'; use "
+                "agent.kind self_memory or summary"
+            )
+        return self
+
+    @property
+    def remembers(self) -> bool:
+        """Whether the agent ever writes a <mem>."""
+        return self.kind in ("self_memory", "summary")
+
+
+def writes_memory(agent: Agent, step: int) -> bool:
+    """Whether step number `step`, from 0, has to begin with a <mem>."""
+    match agent.kind:
+        case "self_memory":
+            return True
+        case "summary":
+            return step > 0 and step % agent.summary_every == 0
+        case _:
+            return False
 
 
 class Rollout(Settings):
@@ -244,6 +299,10 @@ class Sft(Settings):
     )
     miss: Fraction = Field(default=0.15, description="A sloppy step misses the new fact.")
     wrong: Fraction = Field(default=0.1, description="A sloppy step takes a wrong fact.")
+    agents: tuple[AgentKind, ...] = Field(
+        default=("self_memory", "react"),
+        description="Atlas: the agents that one policy learns to be, and `agent.kind`.",
+    )
 
 
 class Evaluate(Settings):
@@ -356,5 +415,4 @@ class Experiment(Settings):
     @property
     def algorithm(self) -> Literal["grpo", "mempo"]:
         """The tag of the run: without a memory, or without its advantage, MemPO is GRPO."""
-        remembers = self.agent.kind == "self_memory"
-        return "mempo" if remembers and self.memory.weight > 0 else "grpo"
+        return "mempo" if self.agent.remembers and self.memory.weight > 0 else "grpo"

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-Action = Literal["tool_call", "answer", "none"]
+Action = Literal["tool_call", "answer", "query", "none"]  # query: to the agent's own store
 Status = Literal[
     "answered", "step_limit", "context_overflow", "truncated", "bad_format", "tool_error"
 ]
@@ -83,7 +83,7 @@ class Step:
     action: Action
     action_text: str
     well_formed: bool
-    observation: str = ""  # the tool's reply, "" where no tool was called
+    observation: str = ""  # the reply of the tool or of the store, "" where none was asked
     observation_ids: list[int] = field(default_factory=list)  # its tokens, tags and glue included
     policy_version: int = 0
 

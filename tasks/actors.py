@@ -27,7 +27,7 @@ class Sampler:
 
     def __init__(self, experiment: Experiment, threads: int):
         _set_up(threads)
-        from mempo.agent.protocol import STOP_STRINGS
+        from mempo.agent.protocol import stop_strings
         from mempo.environments import make_world
         from mempo.policies.loading import load_codec, load_model
         from mempo.samplers.hf import TransformersSampler
@@ -40,7 +40,10 @@ class Sampler:
             experiment.environment, lambda text: self.codec.shorten(text, tokens)
         )
         self.engine = TransformersSampler(
-            self.model, self.codec, stop=STOP_STRINGS, batch_size=experiment.rollout.batch_size
+            self.model,
+            self.codec,
+            stop=stop_strings(experiment.agent),
+            batch_size=experiment.rollout.batch_size,
         )
         self.version = 0
 

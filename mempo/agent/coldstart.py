@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from mempo.agent.memory import prompt_ids
-from mempo.agent.protocol import ANSWER_OPEN, head_ids, information_ids, parse_step, token_span
-from mempo.config import Agent, Sft
+from mempo.agent import external
+from mempo.agent.context import context_ids, reply_ids
+from mempo.agent.protocol import ANSWER_OPEN, head_ids, parse_step, token_span
+from mempo.config import Agent, AgentKind, Sft
 from mempo.draws import Key, generator
 from mempo.environments.atlas import EMPTY_MEMORY, AtlasWorld
 from mempo.environments.experts import Script, ScriptedStep
@@ -13,9 +14,11 @@ from mempo.types import Question, Row, Step
 
 
 def step_text(step: ScriptedStep) -> str:
-    """The text a policy would have written for a scripted step."""
+    """The text a policy would have written for a scripted step, or for a piece of one."""
     memory = f"<mem>{step.memory}</mem>" if step.memory is not None else ""
-    return f"{memory}<think>{step.think}</think><{step.action}>{step.text}</{step.action}>"
+    thought = step.think if step.opened else f"<think>{step.think}"
+    closed = "" if step.action == "query" else "</think>"
+    return f"{memory}{thought}{closed}<{step.action}>{step.text}</{step.action}>"
 
 
 def script_rows(codec: Codec, agent: Agent, script: Script) -> list[Row]:
@@ -23,51 +26,58 @@ def script_rows(codec: Codec, agent: Agent, script: Script) -> list[Row]:
 
     An agent that sees its whole history is one row: each step's prompt is the row so far.
     """
-    agent = agent.model_copy(update={"kind": script.agent})
-    head = head_ids(codec, agent, script.question)
-    steps: list[Step] = []
-    rows: list[Row] = []
-    for scripted in script.steps:
-        prompt = prompt_ids(agent, codec, head, steps)
-        step = scripted_as_step(codec, scripted, prompt, len(head))
-        rows.append(
-            Row(
-                [*prompt, *step.output_ids],
-                [False] * len(prompt) + [True] * len(step.output_ids),
-            )
-        )
-        steps.append(step)
+    steps = script_steps(codec, agent, script)
     if agent.kind == "react" or agent.history == "all":
-        ids, mask = list(head), [False] * len(head)
+        ids = list(steps[0].prompt_ids)
+        mask = [False] * len(ids)
         for step in steps:
             ids += [*step.output_ids, *step.observation_ids]
             mask += [True] * len(step.output_ids) + [False] * len(step.observation_ids)
         return [Row(ids, mask)]
-    return rows
+    return [
+        Row(
+            [*step.prompt_ids, *step.output_ids],
+            [False] * len(step.prompt_ids) + [True] * len(step.output_ids),
+        )
+        for step in steps
+    ]
 
 
-def scripted_as_step(
-    codec: Codec, scripted: ScriptedStep, prompt: list[int], head_tokens: int
+def script_steps(codec: Codec, agent: Agent, script: Script) -> list[Step]:
+    """The script as the agent loop would have lived it; log-probs unknown, so none."""
+    assert agent.kind == script.agent
+    head = head_ids(codec, agent, script.question)
+    steps: list[Step] = []
+    for scripted in script.steps:
+        prompt = context_ids(agent, codec, script.question, head, steps)
+        steps.append(_as_step(codec, agent, scripted, prompt, len(head)))
+        observation = scripted.observation
+        if scripted.action == "query":
+            observation = external.answer_query(agent, steps)
+        if scripted.action != "answer":
+            steps[-1].observation = observation
+            steps[-1].observation_ids = reply_ids(codec, scripted.action, observation)
+    return steps
+
+
+def _as_step(
+    codec: Codec, agent: Agent, scripted: ScriptedStep, prompt: list[int], head_tokens: int
 ) -> Step:
-    """A scripted step in the form of a sampled one (log-probs unknown, so none)."""
     output = codec.encode(step_text(scripted))
     text, offsets = codec.text_and_offsets(output)
-    at = parse_step(text, memory=scripted.memory is not None).memory_at
+    parsed = parse_step(text, memory=scripted.memory is not None, grains=agent.grains)
+    writes = scripted.memory is not None
     return Step(
         prompt_ids=prompt,
         head_tokens=head_tokens,
         output_ids=output,
         logprobs=[],
         finish_reason="stop",
-        mem_spans=[token_span(offsets, *at)] if at else [],
+        mem_spans=[token_span(offsets, *at) for at in parsed.grains_at] if writes else [],
         memory=scripted.memory,
         action=scripted.action,
         action_text=scripted.text,
         well_formed=True,
-        observation=scripted.observation,
-        observation_ids=information_ids(codec, scripted.observation)
-        if scripted.action == "tool_call"
-        else [],
     )
 
 
@@ -103,40 +113,58 @@ def atlas_batch(
 ) -> list[Row]:
     """`settings.batch_size` rows for the atlas world, a function of `key`.
 
-    Half are steps of the self-memory expert, an eighth whole ReAct trajectories, the rest
-    calibration of P(answer | memory) and P(answer | history). The number of objectives grows
-    with `progress` (0..1): a third of the way with the smallest third, and so on.
+    Three eighths calibrate P(answer | memory) and P(answer | history). Of the others, steps of
+    the self-memory expert are half of all rows and whole ReAct trajectories an eighth; further
+    agents of `settings.agents` take an equal share of what self-memory would have. The number
+    of objectives grows with `progress` (0..1): a third of the way with the smallest third, and
+    so on.
     """
     rng = generator(*key)
     stage = min(int(progress * 3) + 1, 3)
     ladder = sorted(settings.objectives)[: -(-len(settings.objectives) * stage // 3)]
     size = settings.batch_size
-    rows: list[Row] = []
+    kinds = list(dict.fromkeys((*settings.agents, agent.kind)))
+    by_step = [k for k in kinds if k != "react"]
 
-    def script(kind: str) -> Script:
+    def script(kind: AgentKind) -> tuple[Agent, Script]:
         question = world.question(int(rng.choice(ladder)), rng)
-        return world.script(question, kind, settings, rng)
+        asked = agent_of(agent, kind)
+        return asked, world.script(question, asked, settings, rng)
 
-    while len(rows) < size // 2:
-        rows += script_rows(codec, agent, script("self_memory"))
-    del rows[size // 2 :]
-    for _ in range(size // 8):
-        rows += script_rows(codec, agent, script("react"))
+    rows: list[Row] = []
+    ends = [(i + 1) * (size // 2) // len(by_step) for i in range(len(by_step))]
+    for kind, end in zip(by_step, ends, strict=True):
+        while len(rows) < end:
+            rows += script_rows(codec, *script(kind))
+        del rows[end:]
+    for _ in range(size // 8 if "react" in kinds else 0):
+        rows += script_rows(codec, *script("react"))
     while len(rows) < size:
-        if rng.random() < 0.75:
+        remembers = [k for k in kinds if k in ("self_memory", "summary")]
+        if remembers and rng.random() < 0.75:
             question = world.question(int(rng.choice(ladder)), rng)
             share = rng.random()
             facts = [a[0] for a in question.answers if rng.random() < share]
             memory = " ; ".join(facts) or EMPTY_MEMORY
             context = codec.encode(f"<mem>{memory}</mem>")
-            rows.append(calibration_row(codec, agent, question, context))
+            asked = agent_of(agent, remembers[0])
+            rows.append(calibration_row(codec, asked, question, context))
         else:
-            kind = "self_memory" if rng.random() < 0.5 else "react"
-            done = script(kind)
+            kind = remembers[0] if remembers and rng.random() < 0.5 else "react"
+            asked, done = script(kind)
             context = []
             for step in done.steps[: int(rng.integers(len(done.steps)))]:
                 context += codec.encode(step_text(step))
-                context += information_ids(codec, step.observation)
-            asked = agent.model_copy(update={"kind": kind})
+                context += reply_ids(codec, step.action, step.observation)
             rows.append(calibration_row(codec, asked, done.question, context))
     return rows
+
+
+def agent_of(agent: Agent, kind: AgentKind) -> Agent:
+    """The same settings for another kind of agent, as far as they have a meaning for it."""
+    changes: dict[str, object] = {"kind": kind}
+    if not agent.history.isdigit():
+        changes["history"] = "1"
+    if kind not in ("self_memory", "summary"):
+        changes["grains"] = 1
+    return Agent.model_validate(agent.model_dump() | changes)

@@ -37,6 +37,11 @@ class WikiColdStart:
                 used; names the setting.
             ConnectionError: a search failed.
         """
+        if experiment.agent.kind == "external" or experiment.agent.grains == 2:
+            raise ValueError(
+                "agent.kind external and agent.grains 2 have no scripted expert on a dataset; "
+                "start them from a model that follows instructions, or use environment.name atlas"
+            )
         self.experiment, self.codec = experiment, codec
         settings = experiment.environment
         self.world = DatasetWorld(settings, self._shorten)
@@ -137,7 +142,7 @@ class WikiColdStart:
             drop=s.drop,
             miss=s.miss,
             wrong=s.wrong,
-            agent=agent.kind,
+            agent=agent,
         )
         return script_rows(self.codec, agent, script) if script else []
 
@@ -151,7 +156,7 @@ class WikiColdStart:
         )
 
     def _calibration(self, question: Question, rng: np.random.Generator) -> list[Row]:
-        if self.experiment.agent.kind != "self_memory":
+        if not self.experiment.agent.remembers:
             return []
         pairs = self._pairs(question, rng)
         chosen = rng.permutation(len(pairs))[:CALIBRATIONS]

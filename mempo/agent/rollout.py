@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from mempo.agent.memory import has_memory, prompt_ids
-from mempo.agent.protocol import head_ids, information_ids, parse_step, token_span
+from mempo.agent import external
+from mempo.agent.context import context_ids, reply_ids
+from mempo.agent.protocol import ParsedStep, head_ids, parse_step, token_span
 from mempo.agent.reward import score_answer, trajectory_reward
-from mempo.config import Agent, Reward, Rollout
+from mempo.config import Agent, Reward, Rollout, writes_memory
 from mempo.draws import Key
 from mempo.environments.world import ToolError, World
 from mempo.policies.codec import Codec
@@ -36,6 +37,9 @@ class _Run:
 
     def used(self) -> int:
         return sum(len(s.output_ids) for s in self.steps)
+
+    def queries(self) -> int:
+        return sum(s.action == "query" for s in self.steps)
 
 
 def run_trajectories(
@@ -77,7 +81,10 @@ def run_trajectories(
         for (r, request), completion in zip(ready, completions, strict=True):
             r.steps.append(_read_step(codec, agent, r, request, completion, version))
             _settle(r)
-        served += _call_tools(world, codec, [r for r, _ in ready if r.status is None], served)
+        going_on = [r for r, _ in ready if r.status is None]
+        _ask_store(codec, agent, [r for r in going_on if r.steps[-1].action == "query"])
+        calling = [r for r in going_on if r.steps[-1].action == "tool_call"]
+        served += _call_tools(world, codec, calling, served)
     return [_finished(r, reward) for r in runs]
 
 
@@ -85,7 +92,8 @@ def _request(
     r: _Run, codec: Codec, agent: Agent, rollout: Rollout, key: tuple[Key, ...]
 ) -> Request | None:
     """The next step's request, or None where a limit ends the trajectory (its status is set)."""
-    if len(r.steps) >= r.limit:
+    queries = r.queries()  # they are no steps of the environment, and have a limit of their own
+    if len(r.steps) - queries >= r.limit or queries > agent.max_queries:
         r.status = "step_limit"
         return None
     budget = rollout.max_step_tokens
@@ -94,7 +102,7 @@ def _request(
         if budget <= 0:
             r.status = "truncated"
             return None
-    prompt = prompt_ids(agent, codec, r.head, r.steps)
+    prompt = context_ids(agent, codec, r.question, r.head, r.steps)
     if len(prompt) > rollout.max_prompt_tokens:
         r.status = "context_overflow"
         return None
@@ -107,21 +115,29 @@ def _read_step(
     ids = completion.ids
     end = ids[:-1] if completion.finish_reason == "eos" else ids  # the end token is no text
     text, offsets = codec.text_and_offsets(end)
-    parsed = parse_step(text, memory=has_memory(agent))
-    span = token_span(offsets, *parsed.memory_at) if parsed.memory_at else (0, 0)
+    parsed = _parse(codec, agent, r.steps, text)
+    spans = [token_span(offsets, *at) for at in parsed.grains_at]
     return Step(
         prompt_ids=request.prompt_ids,
         head_tokens=len(r.head),
         output_ids=ids,
         logprobs=completion.logprobs,
         finish_reason=completion.finish_reason,
-        mem_spans=[span] if has_memory(agent) and span[1] > span[0] else [],
+        mem_spans=spans
+        if writes_memory(agent, len(r.steps)) and all(a < b for a, b in spans)
+        else [],
         memory=parsed.memory,
         action=parsed.action,
         action_text=parsed.action_text,
         well_formed=parsed.well_formed,
         policy_version=version,
     )
+
+
+def _parse(codec: Codec, agent: Agent, steps: Sequence[Step], text: str) -> ParsedStep:
+    if agent.kind == "external":
+        return external.parse_piece(external.written(codec, steps), text)
+    return parse_step(text, memory=writes_memory(agent, len(steps)), grains=agent.grains)
 
 
 def _settle(r: _Run) -> None:
@@ -132,6 +148,14 @@ def _settle(r: _Run) -> None:
             r.status = "answered"
         case "none":
             r.status = "truncated" if last.finish_reason == "length" else "bad_format"
+
+
+def _ask_store(codec: Codec, agent: Agent, runs: list[_Run]) -> None:
+    """Serve the queries to the agent's own store."""
+    for r in runs:
+        last = r.steps[-1]
+        last.observation = external.answer_query(agent, r.steps)
+        last.observation_ids = reply_ids(codec, last.action, last.observation)
 
 
 def _call_tools(world: World, codec: Codec, runs: list[_Run], served: int) -> int:
@@ -147,7 +171,7 @@ def _call_tools(world: World, codec: Codec, runs: list[_Run], served: int) -> in
             r.status = "tool_error"
         else:
             r.steps[-1].observation = reply
-            r.steps[-1].observation_ids = information_ids(codec, reply)
+            r.steps[-1].observation_ids = reply_ids(codec, "tool_call", reply)
     return len(replies) - len(errors)
 
 

@@ -78,7 +78,7 @@ def score_questions(
                 by_memory: list[int] = []
                 by_history: list[int] = []
                 if step.mem_spans:
-                    block = memory_block_ids(codec, step.output_ids, step.mem_spans[0])
+                    block = memory_block_ids(codec, step.output_ids)
                     by_memory = [ask([*head, *block], gold) for gold in golds]
                     if full:
                         by_history = [ask([*head, *history], gold) for gold in golds]

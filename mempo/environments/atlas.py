@@ -13,7 +13,7 @@ from itertools import product
 
 import numpy as np
 
-from mempo.config import Environment, Sft
+from mempo.config import Agent, Environment, Sft, writes_memory
 from mempo.draws import Key, generator
 from mempo.environments.experts import Script, ScriptedStep
 from mempo.environments.world import Split, ToolError
@@ -21,6 +21,7 @@ from mempo.types import Question
 
 EMPTY_MEMORY = "nothing"
 _FINISHES = 25  # second words of a value, shared by all attributes
+_QUERIES = 0.5  # the expert asks its store as often as not, whether it needs to or not
 
 
 def _words(count: int, ending: str, setting: str) -> list[str]:
@@ -138,34 +139,49 @@ class AtlasWorld:
         return question.objectives + 2
 
     def script(
-        self, question: Question, kind: str, settings: Sft, rng: np.random.Generator
+        self, question: Question, agent: Agent, settings: Sft, rng: np.random.Generator
     ) -> Script:
         """An expert's trajectory: one search per objective, then the answer.
 
         The memory is of mixed quality: a sloppy step drops each old fact with chance `drop`,
-        misses the new one with `miss` or takes a wrong one from the reply with `wrong`. The
-        answer is always the right one: where a fact was lost the policy learns to guess, which
-        is what calibrates P(answer | memory).
+        misses the new one with `miss` or takes a wrong one from the reply with `wrong`. So is
+        the use of a store: the last step asks it for each fact, or does not, by even chance.
+        The answer is always the right one: where a fact was lost the policy learns to guess,
+        which is what calibrates P(answer | memory).
         """
         parts, facts = question.parts, self.facts(question.id)
         kept: dict[str, str] = {}
+        new: list[tuple[str, str]] = []  # (part, reply) that no memory has taken in yet
         steps: list[ScriptedStep] = []
-        reply = ""
         for i, part in enumerate([*parts, None]):
-            if i > 0:
-                kept = self._remember(kept, parts[i - 1], reply, facts, settings, rng)
-            memory = " ; ".join(kept.values()) or EMPTY_MEMORY
-            shown = memory if kind == "self_memory" else None
+            memory = None
+            if writes_memory(agent, i):
+                for seen, reply in new:
+                    kept = self._remember(kept, seen, reply, facts, settings, rng)
+                new = []
+                memory = self._memory(kept, parts[:i], agent)
             # The thought walks along the question: what was looked up last, then what is next.
             think = " ; ".join([*parts[:i][-1:], part or "done"])
-            if part is None:
-                steps.append(ScriptedStep(shown, think, "answer", question.gold))
-            else:
+            if part is not None:
                 reply = self._reply(question, part)
-                assert isinstance(reply, str)
-                steps.append(ScriptedStep(shown, think, "tool_call", part, reply))
-        agent = "self_memory" if kind == "self_memory" else "react"
-        return Script(question, agent, tuple(steps))
+                new.append((part, reply))
+                steps.append(ScriptedStep(memory, think, "tool_call", part, reply))
+                continue
+            asked = [p for p in parts if agent.kind == "external" and rng.random() < _QUERIES]
+            for at, key in enumerate(asked):
+                kind = "segments" if rng.random() < 0.5 else "summaries"
+                piece = f"{think if at == 0 else ''} {key}"
+                steps.append(ScriptedStep(None, piece, "query", f"{kind} {key}", opened=at > 0))
+            last = "" if asked else think
+            steps.append(ScriptedStep(memory, last, "answer", question.gold, opened=bool(asked)))
+        return Script(question, agent.kind, tuple(steps))
+
+    def _memory(self, kept: dict[str, str], done: Sequence[str], agent: Agent) -> str:
+        facts = " ; ".join(kept.values()) or EMPTY_MEMORY
+        if agent.grains == 1:
+            return facts
+        summary = " ; ".join(done) or EMPTY_MEMORY  # what was looked up, whether kept or not
+        return f"<summary>{summary}</summary><facts>{facts}</facts>"
 
     def _remember(
         self,

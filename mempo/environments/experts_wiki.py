@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 import numpy as np
 
+from mempo.config import Agent, writes_memory
 from mempo.environments.experts import Script, ScriptedStep
 from mempo.environments.hops import Hop, Search, Shorten, plan
 from mempo.environments.phrases import find, note
 from mempo.types import Passage, Question
 
 EMPTY_MEMORY = "nothing yet"
+_SELF_MEMORY = Agent()
 
 
 def script_for(
@@ -26,7 +27,7 @@ def script_for(
     drop: float = 0.7,
     miss: float = 0.15,
     wrong: float = 0.1,
-    agent: Literal["self_memory", "react"] = "self_memory",
+    agent: Agent = _SELF_MEMORY,
 ) -> Script | None:
     """One trajectory of the expert, or None where it has no plan (see `plan`).
 
@@ -50,18 +51,18 @@ def script_for(
             if last is not None:
                 kept = _remember(kept, *last, rng, sloppy=sloppy, drop=drop, miss=miss, wrong=wrong)
             memory = format_memory([list(facts.values()) for facts in kept])
-            shown = memory if agent == "self_memory" else None
+            shown = memory if writes_memory(agent, len(steps)) else None
             think = f"[{k + 1}] Look up {hop.name or 'the question'}."
             steps.append(ScriptedStep(shown, think, "tool_call", hop.query, _reply(hop.found)))
             last = (k, i, hop)
     assert last is not None  # a plan has at least one hop per objective
     kept = _remember(kept, *last, rng, sloppy=sloppy, drop=drop, miss=miss, wrong=wrong)
     memory = format_memory([list(facts.values()) for facts in kept])
-    lost = [] if agent == "react" else _lost(kept, hops_by_objective)
+    lost = _lost(kept, hops_by_objective) if agent.remembers else []
     think = f"{' '.join(f'[{k + 1}]' for k in lost)} lost, I guess." if lost else "I can answer."
-    shown = memory if agent == "self_memory" else None
+    shown = memory if writes_memory(agent, len(steps)) else None
     steps.append(ScriptedStep(shown, think, "answer", question.gold))
-    return Script(question, agent, tuple(steps))
+    return Script(question, agent.kind, tuple(steps))
 
 
 def calibration_pairs(

@@ -16,10 +16,11 @@ import torch
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-TAGS = [
-    f"<{s}{t}>" for t in ("mem", "think", "tool_call", "answer", "information") for s in ("", "/")
-]
-_GLUE = ["self_memory", "react", ";", "nothing", "done"]
+_BLOCKS = ("mem", "think", "tool_call", "answer", "information")
+_MORE_BLOCKS = ("summary", "facts", "query", "retrieved", "store")
+TAGS = [f"<{s}{t}>" for t in (*_BLOCKS, *_MORE_BLOCKS) for s in ("", "/")]
+_AGENTS = ["self_memory", "react", "truncation", "summary", "retrieval", "external"]
+_GLUE = [*_AGENTS, "summarise", "segments", "summaries", ";", "nothing", "done"]
 
 
 def tiny_tokenizer(words: Sequence[str]) -> Any:

@@ -10,11 +10,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from mempo.agent.protocol import (
-    SYSTEM_PROMPTS,
     head_ids,
     information_ids,
     memory_block_ids,
     parse_step,
+    system_prompt,
     token_span,
 )
 from mempo.config import Agent
@@ -196,8 +196,7 @@ def test_a_memory_is_put_back_with_its_sampled_tokens(
     at = parse_step(text).memory_at
     assert at is not None
     _, offsets = wide.text_and_offsets(ids)
-    span = token_span(offsets, *at)
-    block = memory_block_ids(wide, ids, span)
+    block = memory_block_ids(wide, ids)
     assert wide.text(block) == f"<mem>{memory}</mem>"
     inner = [i for i, (a, b) in zip(ids, offsets, strict=True) if at[0] <= a and b <= at[1]]
     assert any(block[n : n + len(inner)] == inner for n in range(len(block)))
@@ -209,7 +208,7 @@ def test_an_unusual_spelling_of_a_memory_is_kept(codec: Codec) -> None:
     _, offsets = codec.text_and_offsets(ids)
     first, last = token_span(offsets, 5, 16)
     assert ids[first:last] != codec.encode("The Phantom")
-    assert memory_block_ids(codec, ids, (first, last)) == [
+    assert memory_block_ids(codec, ids) == [
         *codec.encode("<mem>"),
         *ids[first:last],
         *codec.encode("</mem>"),
@@ -223,12 +222,12 @@ def test_a_token_over_both_tags_leaves_only_the_memory(codec: Codec) -> None:
     ids = wide.encode("<mem>a</mem>")
     text, offsets = wide.text_and_offsets(ids)
     assert (text, offsets[2]) == ("<mem>a</mem>", (4, 8))
-    assert wide.text(memory_block_ids(wide, ids, (2, 3))) == "<mem>a</mem>"
+    assert wide.text(memory_block_ids(wide, ids)) == "<mem>a</mem>"
 
 
 def test_a_step_without_a_memory_has_no_block(codec: Codec) -> None:
     with pytest.raises(ValueError, match="no <mem>"):
-        memory_block_ids(codec, codec.encode("<answer>A</answer>"), (0, 1))
+        memory_block_ids(codec, codec.encode("<answer>A</answer>"))
 
 
 @pytest.mark.parametrize("kind", get_args(Kind))
@@ -240,7 +239,7 @@ def test_fault_10_the_tool_is_described_once(codec: Codec, kind: Kind) -> None:
 
 
 def test_a_head_is_the_chat_template_up_to_where_the_policy_writes(codec: Codec) -> None:
-    system = SYSTEM_PROMPTS["react"]
+    system = system_prompt(Agent(kind="react"))
     assert codec.text(head_ids(codec, Agent(kind="react"), QUESTION)) == (
         f"<|im_start|>system\n{system}<|im_end|>\n"
         "<|im_start|>user\nWhere? When?<|im_end|>\n<|im_start|>assistant\n"
@@ -265,3 +264,56 @@ def test_a_reply_is_put_between_information_tags(codec: Codec) -> None:
 def test_a_memory_behind_the_action_is_none() -> None:
     step = parse_step("<think>a</think><answer>b</answer><mem>late</mem>")
     assert (step.memory, step.memory_at, step.action_text) == (None, None, "b")
+
+
+TWO = "<mem><summary>looked up a</summary> <facts>a is b</facts></mem><think>t</think>"
+
+
+def test_a_memory_of_two_grains_has_two_spans(codec: Codec) -> None:
+    text = TWO + "<answer>b</answer>"
+    parsed = parse_step(text, grains=2)
+    assert parsed.well_formed
+    assert [text[slice(*at)] for at in parsed.grains_at] == ["looked up a", "a is b"]
+    assert parsed.memory == "<summary>looked up a</summary> <facts>a is b</facts>"
+    assert not parse_step(text).well_formed  # a memory of one grain holds no tags
+
+
+@pytest.mark.parametrize(
+    "memory",
+    [
+        "a is b",
+        "<summary>s</summary>",
+        "<facts>f</facts><summary>s</summary>",
+        "<summary>s</summary>between<facts>f</facts>",
+        "<summary>s</summary><facts>f</facts><facts>g</facts>",
+    ],
+)
+def test_a_grain_that_is_missing_or_misplaced_is_bad_form(memory: str) -> None:
+    text = f"<mem>{memory}</mem><think>t</think><answer>b</answer>"
+    assert not parse_step(text, grains=2).well_formed
+
+
+def test_a_block_of_one_grain_keeps_its_tags_and_no_other_grain(codec: Codec) -> None:
+    ids = codec.encode(TWO)
+    assert codec.text(memory_block_ids(codec, ids)) == TWO.removesuffix("<think>t</think>")
+    assert [codec.text(memory_block_ids(codec, ids, grain=g)) for g in (0, 1)] == [
+        "<mem><summary>looked up a</summary></mem>",
+        "<mem><facts>a is b</facts></mem>",
+    ]
+    with pytest.raises(ValueError, match="of that kind"):
+        memory_block_ids(codec, codec.encode("<mem>m</mem>"), grain=0)
+
+
+def test_every_agent_has_a_prompt_that_names_its_tags() -> None:
+    for kind, tags in (
+        ("self_memory", ["<mem>"]),
+        ("react", ["<think>"]),
+        ("truncation", ["<think>"]),
+        ("summary", ["<mem>"]),
+        ("retrieval", ["<think>"]),
+        ("external", ["<query>", "<store>", "<retrieved>"]),
+    ):
+        agent = Agent.model_validate({"kind": kind})
+        assert all(tag in system_prompt(agent) for tag in [*tags, "<tool_call>", "<answer>"])
+        assert system_prompt(agent.model_copy(update={"prompt": "short"})) == kind
+    assert "<facts>" in system_prompt(Agent(grains=2))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mempo.config import Environment, Sft
+from mempo.config import Agent, Environment, Sft
 from mempo.draws import generator
 from mempo.environments.atlas import EMPTY_MEMORY, AtlasWorld
 from mempo.environments.experts import Script
@@ -138,7 +138,7 @@ def test_more_objectives_than_facts_are_refused(atlas: AtlasWorld) -> None:
 
 def script(atlas: AtlasWorld, kind: str, objectives: int = 3, **fields: Any) -> Script:
     rng = generator("script", kind, objectives)
-    return atlas.script(ask(atlas, objectives), kind, Sft(**fields), rng)
+    return atlas.script(ask(atlas, objectives), Agent(kind=kind), Sft(**fields), rng)
 
 
 def test_a_careful_expert_keeps_every_fact(atlas: AtlasWorld) -> None:

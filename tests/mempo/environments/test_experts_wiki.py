@@ -10,6 +10,7 @@ from mempo.agent.protocol import parse_step
 from mempo.config import Environment
 from mempo.environments.dataset_world import DatasetWorld
 from mempo.environments.datasets import compose
+from mempo.config import Agent
 from mempo.environments.experts_wiki import (
     EMPTY_MEMORY,
     calibration_pairs,
@@ -122,7 +123,7 @@ def test_an_answer_in_the_last_reply_is_not_lost():
 
 
 def test_a_react_script_has_no_memory_and_loses_nothing():
-    steps = steps_of(BOTH, sloppy=1.0, drop=1.0, agent="react")
+    steps = steps_of(BOTH, sloppy=1.0, drop=1.0, agent=Agent(kind="react"))
     assert {s.memory for s in steps} == {None}
     assert steps[-1].think == "I can answer."
 
