@@ -33,14 +33,14 @@ def _standardise(values_N: NDArray[np.float64], scale: float = 0.0) -> NDArray[n
     return out
 
 
-def trajectory_advantage(rewards_G: ArrayLike) -> NDArray[np.float64]:
+def trajectory_advantage(rewards_G: ArrayLike, *, scale: float = 0.0) -> NDArray[np.float64]:
     """A^T_i = (R_i - mean_j R_j) / std_j R_j over the rollouts of one question (METHOD section 2).
 
     rewards_G: [G], NaN where a rollout has no reward. Returns [G]. A group of one, or of equal
     rewards, is all zeros. Normalise once per trajectory, before expanding to steps: a 5-step
-    rollout counts as much as a 1-step one.
+    rollout counts as much as a 1-step one. scale: see `memory_advantage`.
     """
-    return _standardise(np.asarray(rewards_G, dtype=np.float64))
+    return _standardise(np.asarray(rewards_G, dtype=np.float64), scale)
 
 
 def memory_advantage(

@@ -72,17 +72,19 @@ def assign_credit(
     flat, bonuses = 0, []
     for group, scored in zip(by_question, scores, strict=True):
         bonus = [settings.gain_bonus * gain([p for p, _ in steps]) for steps in scored]
-        advantages = trajectory_advantage([t.reward + b for t, b in zip(group, bonus, strict=True)])
-        rewards = [memory_rewards(t, s, settings) for t, s in zip(group, scored, strict=True)]
-        memories = memory_advantage(rewards, settings.group, scale=_largest(scored))
+        r_traj = [t.reward + b for t, b in zip(group, bonus, strict=True)]
+        r_mem = [memory_rewards(t, steps, settings) for t, steps in zip(group, scored, strict=True)]
+        scale = _largest(scored)
+        a_traj = trajectory_advantage(r_traj, scale=settings.gain_bonus * scale)
+        a_mem = memory_advantage(r_mem, settings.group, scale=scale)
 
-        flat += not np.any(advantages)
+        flat += not np.any(a_traj)
         bonuses += bonus
         for i, steps in enumerate(scored):
             credit.p_answer_mem += [p for p, _ in steps]
             credit.p_answer_full += [p for _, p in steps]
-            credit.adv_traj += [float(advantages[i])] * len(steps)
-            credit.adv_mem += memories[i] if settings.trained else [0.0] * len(steps)
+            credit.adv_traj += [float(a_traj[i])] * len(steps)
+            credit.adv_mem += a_mem[i] if settings.trained else [0.0] * len(steps)
             credit.gain_bonus += [bonus[i]] * len(steps)
     credit.zero_std = flat / max(len(by_question), 1)
     credit.mean_gain_bonus = sum(bonuses) / max(len(bonuses), 1)

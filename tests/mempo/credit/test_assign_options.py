@@ -185,6 +185,20 @@ def test_fault_18_a_contrast_of_equal_probabilities_is_no_signal(lab: Lab) -> No
     assert credit.adv_mem == [0, 0]
 
 
+def test_fault_18_a_gain_of_nothing_is_no_signal(lab: Lab) -> None:
+    """No reward at all, and P(memory) = .7 of every step but for the last bits of a float32."""
+    made = [lab.rollout([1, 2]), lab.rollout([3, 4], rollout=1)]
+    noise = iter(0.7 + 6e-8 * np.array([0, 1, 1, 0]))
+
+    def noisy(rows: list[Row]) -> list[np.ndarray]:
+        return [np.full(r.targets, np.log(next(noise))) for r in rows]
+
+    settings = Memory(**POSTERIOR, gain_bonus=0.5)
+    credit = assign_credit(lab.codec, made, noisy, settings)
+    assert credit.gain_bonus[0] > 0 > credit.gain_bonus[2]
+    assert credit.adv_traj == [0] * 4 and credit.zero_std == 1
+
+
 def test_a_history_that_is_only_watched_changes_no_advantage(lab: Lab) -> None:
     made = [lab.rollout([1, 2], reward=1.0), lab.rollout([3], rollout=1)]
     alone = lab.credit(made)
