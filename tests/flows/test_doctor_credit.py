@@ -3,6 +3,7 @@
 import pytest
 
 from conf.load import load
+from conf.study import load_study, studies
 from flows.doctor import PreflightError, preflight
 from flows.doctor_credit import check_memory
 from mempo.config import Experiment
@@ -63,6 +64,13 @@ def test_an_option_that_another_one_switches_off_is_refused(overrides, cure, par
         check_memory(experiment(*overrides))
     assert [part for part in parts if part not in str(caught.value)] == []
     check_memory(experiment(*overrides, *cure.split()))
+
+
+@pytest.mark.parametrize("name", studies())
+def test_every_run_of_a_shipped_study_uses_what_it_sets(name):
+    for child in load_study(name).children:
+        if child.experiment.iterations > 0:
+            check_memory(child.experiment)
 
 
 def test_a_gain_bonus_needs_no_memory_advantage():
