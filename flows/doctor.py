@@ -14,6 +14,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from conf.load import setting_names
+from flows.doctor_credit import check_memory
 from flows.doctor_data import Kind, check_data
 from flows.doctor_model import check_lengths, check_model, read_codec
 from flows.doctor_tracking import check_tracking
@@ -62,6 +63,8 @@ def check(experiment: Experiment, kind: Kind = "train") -> list[Finding]:
         probes.append(("rollout.max_prompt_tokens", lambda: check_lengths(experiment)))
     if kind == "train":
         probes.append(("learner.minibatches", lambda: _minibatches(experiment)))
+        if experiment.iterations > 0:
+            probes.append(("memory.weight", lambda: check_memory(experiment)))
     findings = [_finding(setting, probe) for setting, probe in probes]
     readable = all(finding.ok for finding in findings if finding.setting == "policy.model")
 

@@ -212,13 +212,57 @@ class Memory(Settings):
         default="question",
         description="Normalise over all steps of a question's rollouts, or per step index.",
     )
-    weight: float = Field(default=1.0, ge=0.0, description="Factor of A^M; 0 trains plain GRPO.")
-    epsilon: float = Field(default=0.0, description="The constant of 'posterior'.")
+    weight: float = Field(
+        default=1.0,
+        ge=0.0,
+        description="Factor of A^M, in the first iteration where a schedule changes it; "
+        "0 trains plain GRPO.",
+    )
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        default="constant",
+        description="How the factor of A^M goes from `weight` in the first iteration to "
+        "`final_weight` in the last.",
+    )
+    final_weight: float = Field(
+        default=0.0,
+        ge=0.0,
+        description="Factor of A^M in the last iteration, for 'linear' and 'cosine'.",
+    )
+    epsilon: float = Field(
+        default=0.0, description="The constant of 'posterior'; it cancels in A^M."
+    )
+    only_success: bool = Field(
+        default=False,
+        description="A^M only in trajectories that succeeded (well formed, every objective "
+        "exactly right); the others have A^M 0 and no part in the group's mean.",
+    )
+    length_cost: float = Field(
+        default=0.0,
+        ge=0.0,
+        description="Subtracted from R^M for every 100 tokens of the memory; 0 is off.",
+    )
+    gain_bonus: float = Field(
+        default=0.0,
+        ge=0.0,
+        description="Intrinsic bonus beside the task reward: times the gain of P(answer | memory) "
+        "from a trajectory's first memory to its last; 0 is off.",
+    )
     score_every: Positive = Field(
         default=1,
-        description="With weight 0, P(answer | memory) is only monitored: score every k-th "
-        "iteration.",
+        description="Where P(answer | memory) is only monitored (no A^M, no gain bonus): score "
+        "every k-th iteration.",
     )
+    full_every: int = Field(
+        default=8,
+        ge=0,
+        description="Where A^M does not need P(answer | full history): score it too, to compare "
+        "memories with it, in every k-th iteration (of those that are scored); 0: never.",
+    )
+
+    @property
+    def trained(self) -> bool:
+        """Whether A^M has a weight above 0 at some time of the schedule."""
+        return self.weight > 0 or (self.schedule != "constant" and self.final_weight > 0)
 
 
 class Loss(Settings):
@@ -415,4 +459,6 @@ class Experiment(Settings):
     @property
     def algorithm(self) -> Literal["grpo", "mempo"]:
         """The tag of the run: without a memory, or without its advantage, MemPO is GRPO."""
-        return "mempo" if self.agent.remembers and self.memory.weight > 0 else "grpo"
+        # A single iteration is the first one, whatever the weight would go to.
+        weighted = self.memory.trained if self.iterations > 1 else self.memory.weight > 0
+        return "mempo" if self.agent.remembers and weighted else "grpo"

@@ -51,7 +51,7 @@ SCHEMA = pa.schema(
     ],
     metadata={"mempo.rollouts": VERSION},
 )
-CREDIT_COLUMNS = ("p_answer_mem", "p_answer_full", "adv_traj", "adv_mem")
+CREDIT_COLUMNS = ("p_answer_mem", "p_answer_full", "adv_traj", "adv_mem", "gain_bonus")
 
 
 def write_rollouts(

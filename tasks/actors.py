@@ -61,6 +61,8 @@ class Sampler:
 
     def rollout(self, path: Path, iteration: int) -> Metrics:
         """Sample an iteration's trajectories into the rollout file `path`."""
+        from mempo.environments.atlas import facts_of
+        from mempo.evaluation.memory_quality import fact_quality
         from mempo.evaluation.metrics import rollout_metrics
         from mempo.policies.distribution import Sampling
         from mempo.records import write_rollouts
@@ -80,7 +82,7 @@ class Sampler:
             (e.seed, "rollout", iteration),
         )
         write_rollouts(path, trajectories)
-        return rollout_metrics(trajectories)
+        return rollout_metrics(trajectories) | fact_quality(trajectories, facts_of)
 
     def evaluate(self, path: Path, objectives: int, temperature: float) -> Metrics:
         """One trajectory for each evaluation question into `path`; its token counts."""
@@ -146,22 +148,35 @@ class Learner:
 
     def score(self, path: Path, iteration: int) -> Metrics:
         """Add P(answer | memory), P(answer | history) and the advantages to a rollout file."""
+        from mempo.agent.memory import has_memory
         from mempo.credit.assign import assign_credit
-        from mempo.evaluation.metrics import mean
+        from mempo.credit.schedule import memory_weight, scoring
+        from mempo.evaluation.memory_quality import scored_quality
         from mempo.records import read_rollouts, write_rollouts
 
         memory = self.experiment.memory
         trajectories, _ = read_rollouts(path)
         before = self.learner.tokens
-        due = memory.weight > 0 or iteration % memory.score_every == 0
-        credit = assign_credit(self.codec, trajectories, self.learner.logprobs, memory, score=due)
+        due = scoring(memory, iteration)
+        credit = assign_credit(
+            self.codec,
+            trajectories,
+            self.learner.logprobs,
+            memory,
+            score=due.memory,
+            full=due.history,
+        )
         write_rollouts(path, trajectories, credit.columns())
-        return {
-            "memory/p_answer": mean(credit.p_answer_mem),
-            "memory/p_full": mean(credit.p_answer_full),
+        metrics = {
+            **scored_quality(trajectories, credit.p_answer_mem, credit.p_answer_full),
             "group/zero_std_frac": credit.zero_std,
             "cost/scored_tokens": float(self.learner.tokens - before),
         }
+        if has_memory(self.experiment.agent):
+            metrics["memory/weight"] = memory_weight(memory, iteration, self.experiment.iterations)
+        if memory.gain_bonus > 0:
+            metrics["reward/gain_bonus"] = credit.mean_gain_bonus
+        return metrics
 
     def score_memories(self, path: Path) -> Metrics:
         """Add P(answer | memory) to an evaluation's rollout file."""

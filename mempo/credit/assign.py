@@ -1,9 +1,15 @@
-"""From trajectories to credit: scores and advantages of every step of an iteration."""
+"""From trajectories to credit: scores and advantages of every step of an iteration.
+
+A^T_i     = (R_i - mean_j R_j) / std_j R_j          R_i   = task reward + gain bonus
+A^M_{i,t} = (R^M_{i,t} - mean R^M) / std R^M        R^M   = P(answer | memory) - eps - cost
+A_k       = A^T_i + w A^M_{i,t} on memory tokens    (`token_advantages`, w: `memory_weight`)
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import isfinite, nan
 
 import numpy as np
 
@@ -14,16 +20,20 @@ from mempo.policies.codec import Codec
 from mempo.records import groups
 from mempo.types import Trajectory
 
+Scores = list[tuple[float, float]]  # [S] (P(answer | memory), P(answer | full history)) of a step
 
-@dataclass(frozen=True)
+
+@dataclass
 class Credit:
     """Columns of the rollout file, a value a step, in the order of trajectories and steps."""
 
-    p_answer_mem: list[float]
-    p_answer_full: list[float]
-    adv_traj: list[float]
-    adv_mem: list[float]
-    zero_std: float  # share of groups whose rewards carry no signal
+    p_answer_mem: list[float] = field(default_factory=list)
+    p_answer_full: list[float] = field(default_factory=list)
+    adv_traj: list[float] = field(default_factory=list)
+    adv_mem: list[float] = field(default_factory=list)
+    gain_bonus: list[float] = field(default_factory=list)  # of the step's trajectory
+    zero_std: float = 0.0  # share of groups whose rewards carry no signal
+    mean_gain_bonus: float = 0.0  # over trajectories
 
     def columns(self) -> dict[str, list[float]]:
         return {
@@ -31,6 +41,7 @@ class Credit:
             "p_answer_full": self.p_answer_full,
             "adv_traj": self.adv_traj,
             "adv_mem": self.adv_mem,
+            "gain_bonus": self.gain_bonus,
         }
 
 
@@ -41,35 +52,80 @@ def assign_credit(
     settings: Memory,
     *,
     score: bool = True,
+    full: bool = False,
 ) -> Credit:
-    """A^T and A^M of every step; `score` False leaves P(answer | .) out (NaN) and A^M at 0.
+    """A^T and A^M of every step, not yet weighted (METHOD section 2).
 
-    Trajectories of a question have to stand together, as the agent loop returns them.
+    `score` False leaves P(answer | .) out (NaN), A^M at 0 and the gain bonus too; `full` asks for
+    P(answer | full history) where A^M would do without. A^M is 0 where its weight is 0 in every
+    iteration. Trajectories of a question have to stand together, as the agent loop returns them.
     """
     by_question = groups(trajectories)
-    full = settings.reward == "contrast"
+    full = full or (settings.trained and settings.reward == "contrast")
     if score:
         pairs = [(g[0].question, [t.steps for t in g]) for g in by_question]
         scores = score_questions(codec, pairs, logprobs, full=full)
     else:
-        nan = (float("nan"), float("nan"))
-        scores = [[[nan for _ in t.steps] for t in g] for g in by_question]
+        scores = [[[(nan, nan) for _ in t.steps] for t in g] for g in by_question]
 
-    p_mem: list[float] = []
-    p_full: list[float] = []
-    adv_traj: list[float] = []
-    adv_mem: list[float] = []
-    flat = 0
-    for group, group_scores in zip(by_question, scores, strict=True):
-        advantages = trajectory_advantage([t.reward for t in group])
-        flat += not np.any(advantages)
-        rewards = [
-            [p - (f if full else settings.epsilon) for p, f in steps] for steps in group_scores
-        ]
-        memories = memory_advantage(rewards, settings.group)
-        for t, a, steps, mems in zip(group, advantages, group_scores, memories, strict=True):
-            p_mem += [p for p, _ in steps]
-            p_full += [f for _, f in steps]
-            adv_traj += [float(a)] * len(t.steps)
-            adv_mem += mems if settings.weight > 0 else [0.0] * len(mems)
-    return Credit(p_mem, p_full, adv_traj, adv_mem, flat / max(len(by_question), 1))
+    credit = Credit()
+    flat, bonuses = 0, []
+    for group, scored in zip(by_question, scores, strict=True):
+        bonus = [settings.gain_bonus * gain([p for p, _ in steps]) for steps in scored]
+        r_traj = [t.reward + b for t, b in zip(group, bonus, strict=True)]
+        r_mem = [memory_rewards(t, steps, settings) for t, steps in zip(group, scored, strict=True)]
+        scale = _largest(scored)
+        a_traj = trajectory_advantage(r_traj, scale=settings.gain_bonus * scale)
+        a_mem = memory_advantage(r_mem, settings.group, scale=scale)
+
+        flat += not np.any(a_traj)
+        bonuses += bonus
+        for i, steps in enumerate(scored):
+            credit.p_answer_mem += [p for p, _ in steps]
+            credit.p_answer_full += [p for _, p in steps]
+            credit.adv_traj += [float(a_traj[i])] * len(steps)
+            credit.adv_mem += a_mem[i] if settings.trained else [0.0] * len(steps)
+            credit.gain_bonus += [bonus[i]] * len(steps)
+    credit.zero_std = flat / max(len(by_question), 1)
+    credit.mean_gain_bonus = sum(bonuses) / max(len(bonuses), 1)
+    return credit
+
+
+def memory_rewards(trajectory: Trajectory, scores: Scores, settings: Memory) -> list[float]:
+    """R^M_t = P(answer | memory) - eps - length_cost x (tokens of the memory) / 100, a step.
+
+    eps is P(answer | full history) for 'contrast', else the constant `epsilon`. NaN takes no part
+    in the group's mean and std, and gets A^M = 0: a step without a memory or without its scores,
+    every step of a trajectory without a reward (it is not trained), and, with `only_success`,
+    of one that did not succeed. So a success is compared with successes: among them A^M says
+    which memory was the better one, while A^T already says that they beat the failures.
+    """
+    if not isfinite(trajectory.reward) or (settings.only_success and not succeeded(trajectory)):
+        return [nan] * len(scores)
+    rewards = []
+    for step, (p_mem, p_full) in zip(trajectory.steps, scores, strict=True):
+        eps = p_full if settings.reward == "contrast" else settings.epsilon
+        tokens = sum(end - start for start, end in step.mem_spans)
+        rewards.append(p_mem - eps - settings.length_cost * tokens / 100)
+    return rewards
+
+
+def succeeded(trajectory: Trajectory) -> bool:
+    """Whether every step was well formed and every objective exactly right."""
+    return trajectory.em == 1 and trajectory.format == 1
+
+
+def gain(p_answer_S: Sequence[float]) -> float:
+    """sum_t (P_t - P_{t-1}) over a trajectory's memories: the last P less the first.
+
+    p_answer_S: P(answer | memory) a step, NaN where there is none; such a step is passed over.
+    The first memory is the baseline, as nothing was remembered before it; with fewer than two
+    there is no gain: 0.
+    """
+    known = [p for p in p_answer_S if isfinite(p)]
+    return known[-1] - known[0] if known else 0.0
+
+
+def _largest(scored: Sequence[Scores]) -> float:
+    """The largest probability of a group, which sets the size of rounding noise."""
+    return max((p for steps in scored for pair in steps for p in pair if isfinite(p)), default=0.0)

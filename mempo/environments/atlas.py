@@ -203,6 +203,14 @@ class AtlasWorld:
         return {**kept, part: new}
 
 
+def facts_of(question: Question) -> list[str]:
+    """The facts that a question asks for, as replies and memories state them.
+
+    Empty for a question of another world, which does not know them.
+    """
+    return [aliases[0] for aliases in question.answers] if question.source == "atlas" else []
+
+
 def _key(part: str) -> tuple[str, str]:
     attribute, entity = part.split()
     return attribute, entity

@@ -6,6 +6,7 @@ Metric names are public (`area/name`); a run's metrics carry the iteration as th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -74,18 +75,19 @@ def evaluation_metrics(rows: Sequence[Mapping[str, Any]], mode: str) -> dict[str
 
 def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """What an iteration's rollouts earned and how they ended."""
-    memories = [m for t in trajectories for m in memory_tokens(t)]
+    memories = [memory_tokens(t) for t in trajectories]
     metrics = {
         "reward/mean": mean([t.reward for t in trajectories]),
         "reward/f1": mean([t.f1 for t in trajectories]),
         "reward/em": mean([t.em for t in trajectories]),
         "reward/format": mean([t.format for t in trajectories]),
-        "memory/tokens": mean(memories),
+        "memory/tokens": mean([tokens for t in memories for tokens in t]),
+        "memory/tokens_last": mean([t[-1] for t in memories if t]),
         "rollout/steps": mean([len(t.steps) for t in trajectories]),
         "rollout/truncated_frac": mean(
             [t.status in ("truncated", "context_overflow") for t in trajectories]
         ),
-        "rollout/missing_reward": float(sum(t.reward != t.reward for t in trajectories)),
+        "rollout/missing_reward": float(sum(not isfinite(t.reward) for t in trajectories)),
         "cost/prompt_tokens": float(sum(len(s.prompt_ids) for t in trajectories for s in t.steps)),
         "cost/generated_tokens": float(
             sum(len(s.output_ids) for t in trajectories for s in t.steps)

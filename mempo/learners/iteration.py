@@ -9,6 +9,7 @@ import numpy as np
 
 from mempo.config import Audit, Experiment
 from mempo.credit.advantage import token_advantages
+from mempo.credit.schedule import memory_weight
 from mempo.draws import generator
 from mempo.learners.loss import token_weights
 from mempo.learners.packing import sampled_row
@@ -32,8 +33,10 @@ def train_on(
     """Audit, then `epochs` x `minibatches` optimiser steps. adv_*: a value a step, in order.
 
     Returns the iteration's metrics. Minibatches are split by trajectory, in an order drawn from
-    (seed, iteration, epoch). AuditError where a step comes without log-probs; a step without a
-    trained token is counted (`loss/empty_steps`) and named in a warning.
+    (seed, iteration, epoch). A trajectory without a finite reward is audited, but neither trained
+    nor counted in the loss's N (`rollout/missing_reward` counts it). AuditError where a step comes
+    without log-probs; a step without a trained token is counted (`loss/empty_steps`) and named in
+    a warning.
     """
     sampling = Sampling(
         experiment.rollout.temperature, experiment.rollout.top_p, experiment.rollout.top_k
@@ -62,16 +65,19 @@ def train_on(
         exact=experiment.policy.dtype == "float32",
     )
     reference = learner.logprobs(rows, sampling, reference=True) if experiment.loss.kl > 0 else None
+    weight = memory_weight(experiment.memory, iteration, experiment.iterations)
     advantages = [
-        token_advantages(row.targets, s.mem_spans, at, am, experiment.memory.weight)
+        token_advantages(row.targets, s.mem_spans, at, am, weight)
         for row, (_, s), at, am in zip(rows, steps, adv_traj, adv_mem, strict=True)
     ]
+    rewarded = np.isfinite([t.reward for t in trajectories])
     results = []
     for epoch in range(experiment.learner.epochs):
         order = generator(experiment.seed, "minibatch", iteration, epoch).permutation(
             len(trajectories)
         )
-        for part in np.array_split(order, experiment.learner.minibatches):
+        trained = [n for n in order.tolist() if rewarded[n]]
+        for part in np.array_split(trained, experiment.learner.minibatches):
             members = set(part.tolist())
             chosen = [i for i, (n, _) in enumerate(steps) if n in members]
             weights = token_weights(

@@ -87,7 +87,7 @@ def test_train_logs_every_metric_of_every_iteration(trained: SimpleNamespace):
         "reward/mean reward/f1 reward/em reward/format group/zero_std_frac rollout/steps "
         "rollout/truncated_frac audit/logprob_diff_mean audit/logprob_diff_max cost/prompt_tokens "
         "cost/generated_tokens cost/cached_tokens cost/scored_tokens cost/trained_tokens cost/usd "
-        "time/rollout_s time/score_s time/train_s time/checkpoint_s time/iteration_s"
+        "memory/weight time/rollout_s time/score_s time/train_s time/checkpoint_s time/iteration_s"
     )
     for name in names.split():
         assert list(points(run_id, name)) == [1, 2], name

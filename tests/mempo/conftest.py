@@ -103,8 +103,8 @@ def _step(output_ids: Sequence[int] = (7, 8, 9), **fields: Any) -> Step:
 def _written_step(codec: Codec, text: str, observation: str = "", **fields: Any) -> Step:
     """A step of given text, encoded and read as the agent loop does."""
     ids = codec.encode(text)
-    parsed = parse_step(text)
-    _, offsets = codec.text_and_offsets(ids)
+    read_text, offsets = codec.text_and_offsets(ids)
+    parsed = parse_step(read_text)
     read: dict[str, Any] = {
         "mem_spans": [token_span(offsets, *parsed.memory_at)] if parsed.memory_at else [],
         "memory": parsed.memory,

@@ -91,6 +91,16 @@ def test_fault_18_equal_rewards_give_exactly_zero() -> None:
     assert memory_advantage([[0.7, 0.7], [0.7]]) == [[0.0, 0.0], [0.0]]
 
 
+def test_fault_18_differences_of_equal_probabilities_are_rounding_noise() -> None:
+    # P(memory) - P(history), both 0.7 but for the last bit of a float32
+    noise = [[6e-8, 0.0], [-6e-8]]
+    assert memory_advantage(noise)[1][0] < -1  # on their own scale they look like a signal
+    assert memory_advantage(noise, scale=0.7) == [[0.0, 0.0], [0.0]]
+    assert memory_advantage(noise, "step", scale=0.7) == [[0.0, 0.0], [0.0]]
+    real = memory_advantage([[1e-5], [3e-5]], scale=0.7)
+    np.testing.assert_allclose(real, [[-1], [1]])
+
+
 def test_a_small_but_real_difference_counts() -> None:
     np.testing.assert_allclose(trajectory_advantage([1e-4, 2e-4]), [-1, 1], atol=1e-9)
 

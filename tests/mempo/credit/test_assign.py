@@ -13,6 +13,7 @@ from mempo.credit.advantage import token_advantages
 from mempo.credit.assign import Credit, assign_credit
 from mempo.environments.atlas import AtlasWorld
 from mempo.policies.codec import Codec
+from mempo.records import CREDIT_COLUMNS
 from mempo.types import Question, Row, Step, Trajectory
 
 Make = Callable[..., Trajectory]
@@ -178,5 +179,5 @@ def test_fault_25_every_token_of_every_step_gets_the_advantage(
 
 def test_no_trajectories_no_credit(atlas_codec: Codec) -> None:
     credit = assign_credit(atlas_codec, [], lambda rows: [], Memory())
-    assert credit == Credit([], [], [], [], 0.0)
-    assert list(credit.columns()) == ["p_answer_mem", "p_answer_full", "adv_traj", "adv_mem"]
+    assert credit == Credit([], [], [], [], [], 0.0, 0.0)
+    assert tuple(credit.columns()) == CREDIT_COLUMNS

@@ -55,6 +55,7 @@ def test_rollout_metrics_by_hand(two: list[Trajectory]) -> None:
         "reward/em": 0.5,
         "reward/format": 0.5,
         "memory/tokens": 3.0,
+        "memory/tokens_last": 4.0,
         "rollout/steps": 1.5,
         "rollout/truncated_frac": 0.5,
         "rollout/answered_frac": 0.5,
@@ -80,9 +81,22 @@ def test_fault_35_tool_errors_are_counted(make_trajectory: Make) -> None:
     assert rollout_metrics(made)["rollout/tool_error_frac"] == 0.125
 
 
-def test_a_missing_reward_is_counted_and_left_out_of_the_mean(make_trajectory: Make) -> None:
-    metrics = rollout_metrics([make_trajectory([], reward=r) for r in (1.0, math.nan, 3.0)])
-    assert (metrics["reward/mean"], metrics["rollout/missing_reward"]) == (2.0, 1.0)
+def test_fault_17_a_missing_reward_is_counted_and_left_out_of_the_mean(
+    make_trajectory: Make,
+) -> None:
+    rewards = (1.0, math.nan, 3.0, math.inf)
+    metrics = rollout_metrics([make_trajectory([], reward=r) for r in rewards])
+    assert (metrics["reward/mean"], metrics["rollout/missing_reward"]) == (2.0, 2.0)
+
+
+def test_the_length_of_the_last_memory_is_a_mean_over_trajectories_that_have_one(
+    make_step: Callable[..., Step], make_trajectory: Make
+) -> None:
+    long, short = make_step([1] * 9, mem_spans=[(0, 9)]), make_step([1] * 9, mem_spans=[(3, 4)])
+    made = [make_trajectory(s) for s in ([long, short, make_step()], [short, long], [make_step()])]
+    metrics = rollout_metrics(made)
+    assert (metrics["memory/tokens"], metrics["memory/tokens_last"]) == (5.0, 5.0)
+    assert rollout_metrics(made[:1])["memory/tokens_last"] == 1.0
 
 
 def test_a_task_has_the_last_known_p_answer(two: list[Trajectory], make_trajectory: Make) -> None:

@@ -128,6 +128,46 @@ def test_fault_16_missing_log_probs_are_an_error_that_names_the_rollout(
         train_on(Recorder(), trajectories, [1] * 3, [0] * 3, experiment(), 0)  # type: ignore[arg-type]
 
 
+def test_fault_17_a_trajectory_without_a_reward_is_neither_trained_nor_counted(
+    make_step: Callable[..., Step], make_trajectory: Make
+) -> None:
+    """Rewards [1, NaN, 3]: the update is that of the two others alone, N = 2 and not 3."""
+    nan = float("nan")
+    steps = [make_step([7, 8], mem_spans=[(0, 1)]), make_step([7, 8, 9])]
+    trajectories = [make_trajectory(steps, rollout=i, reward=r) for i, r in enumerate([1, nan, 3])]
+    learner, e = Recorder(), experiment(learner={"minibatches": 2})
+    got = train_on(learner, trajectories, [-1, -1, 0, 0, 1, 1], [0, 0, 9, 9, 0, 0], e, 0)  # type: ignore[arg-type]
+    assert [len(batch) for batch in learner.batches] == [2, 2]  # a trajectory a minibatch
+    assert sorted(r.advantages[0] for b in learner.batches for r in b) == [-1, -1, 1, 1]
+    assert [r.weight for b in learner.batches for r in b] == pytest.approx([1 / 5] * 4)
+    assert got["audit/logprob_diff_max"] == 0
+    whole = Recorder()
+    train_on(whole, trajectories, [-1, -1, 0, 0, 1, 1], [0] * 6, experiment(), 0)  # type: ignore[arg-type]
+    assert [r.weight for r in whole.batches[0]] == pytest.approx([1 / 10] * 4)
+
+
+def test_fault_17_a_trajectory_without_a_reward_is_audited_all_the_same(
+    make_step: Callable[..., Step], make_trajectory: Make
+) -> None:
+    wrong = make_trajectory([make_step(logprobs=[-1.0, -1.5, -1.0])], reward=float("nan"))
+    with pytest.raises(AuditError, match="q rollout 0 step 0 at output token 1"):
+        train_on(Recorder(), [wrong], [0], [0], experiment(), 0)  # type: ignore[arg-type]
+
+
+def test_the_weight_of_a_memory_follows_its_schedule(
+    make_step: Callable[..., Step], make_trajectory: Make
+) -> None:
+    """A^T 1, A^M 2: 1 + 2 w on the memory's token, w = 1, .75, .5, .25, 0."""
+    e = experiment(iterations=5, memory={"schedule": "linear"})  # type: ignore[arg-type]
+    step = make_step([7, 8], mem_spans=[(1, 2)])
+    learner = Recorder()
+    for iteration in range(5):
+        train_on(learner, [make_trajectory([step])], [1], [2], e, iteration)  # type: ignore[arg-type]
+    assert [b[0].advantages.tolist() for b in learner.batches] == [
+        [1, 3], [1, 2.5], [1, 2], [1, 1.5], [1, 1]
+    ]  # fmt: skip
+
+
 # --- the audit alone
 
 

@@ -1,0 +1,48 @@
+"""Probe of the memory advantage: every setting of `memory` that was changed has an effect."""
+
+from __future__ import annotations
+
+from mempo.config import Experiment, Memory
+
+
+def check_memory(experiment: Experiment) -> str:
+    """What the memory advantage of a training run will be.
+
+    `memory.weight`, `reward` and `group` stand in presets that runs without a memory share, so
+    only settings that are off by default are asked for.
+
+    Raises:
+        ValueError: a setting that is on would be ignored; names it and the cure.
+    """
+    from mempo.agent.memory import has_memory  # imports transformers
+
+    settings = experiment.memory
+    remembers = has_memory(experiment.agent)
+    if not remembers:
+        agent = f"agent.kind {experiment.agent.kind} writes no <mem>"
+        _refuse(settings, ("schedule", "only_success", "length_cost", "gain_bonus"), agent)
+    elif not settings.trained:
+        _refuse(settings, ("only_success", "length_cost"), "the weight of A^M is 0 (memory.weight)")
+    if settings.schedule == "constant":
+        _refuse(settings, ("final_weight",), "memory.schedule is constant")
+    if settings.reward == "contrast":
+        _refuse(settings, ("epsilon",), "memory.reward is contrast")
+    if not remembers:
+        return f"no memory advantage: agent.kind is {experiment.agent.kind}"
+    if settings.schedule == "constant":
+        return f"A^M of weight {settings.weight:g}"
+    return f"A^M of weight {settings.weight:g} to {settings.final_weight:g}, {settings.schedule}"
+
+
+def _refuse(settings: Memory, names: tuple[str, ...], reason: str) -> None:
+    for name in names:
+        value, default = getattr(settings, name), Memory.model_fields[name].default
+        if value != default:
+            raise ValueError(
+                f"memory.{name}: {_text(value)} would have no effect, because {reason}; change "
+                f"that, or set memory.{name}={_text(default)}"
+            )
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
