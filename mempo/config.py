@@ -329,6 +329,12 @@ class Sft(Settings):
         default=1.0, gt=0.0, description="Learning rate of embeddings relative to the others'."
     )
     warmup: int = Field(default=20, ge=0, description="Steps of linear warm-up.")
+    temperature: float = Field(
+        default=1.0,
+        gt=0.0,
+        description="Fit the data at this temperature. Above 1 the policy then samples sharper "
+        "than its data at temperature 1, so that rare tokens derail fewer steps.",
+    )
     chunk: Positive = Field(
         default=50, description="Steps per task run, metric point and progress line."
     )

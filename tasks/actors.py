@@ -253,11 +253,13 @@ class ColdStart:
         """Optimiser steps start..stop-1; the mean loss and the tokens."""
         from mempo.learners.supervise import learning_rate
 
+        sft = self.experiment.sft
         losses = []
         before = self.learner.tokens
         for step in range(start, stop):
             rows = self.data.batch(step)
-            losses.append(self.learner.supervise(rows, learning_rate(self.experiment.sft, step)))
+            lr = learning_rate(sft, step)
+            losses.append(self.learner.supervise(rows, lr, sft.temperature))
         return {
             "sft/loss": sum(losses) / max(len(losses), 1),
             "cost/trained_tokens": float(self.learner.tokens - before),

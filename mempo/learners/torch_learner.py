@@ -128,14 +128,18 @@ class TorchLearner:
         sums["grad_norm"] = self.optimizer.step(self.settings.lr)
         return {**sums, "skipped": 0.0}
 
-    def supervise(self, rows: Sequence[Row], lr: float) -> float:
-        """One optimiser step of maximum likelihood; the mean loss per target in nats."""
+    def supervise(self, rows: Sequence[Row], lr: float, temperature: float = 1.0) -> float:
+        """One optimiser step of maximum likelihood; the mean loss per target in nats.
+
+        temperature: the likelihood is that of samples at this temperature.
+        """
         count = sum(r.targets for r in rows)
         total = 0.0
         for batch in micro_batches(rows, self.settings.micro_tokens):
             chosen = [rows[i] for i in batch]
             logits, targets = target_logits(self.model, chosen, self.codec.pad_id)
-            loss = torch.nn.functional.cross_entropy(logits, targets, reduction="sum") / count
+            loss = torch.nn.functional.cross_entropy(logits / temperature, targets, reduction="sum")
+            loss = loss / count
             loss.backward()
             total += float(loss.detach())
             self.tokens += sum(len(r.ids) for r in chosen)

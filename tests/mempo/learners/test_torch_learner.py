@@ -59,6 +59,13 @@ def test_supervise_returns_the_mean_loss_per_target(bench: Any) -> None:
     assert -np.concatenate(learner.logprobs(rows)).mean() < expected
 
 
+def test_supervise_at_a_temperature_fits_what_is_sampled_at_it(bench: Any) -> None:
+    learner, rows = bench.learner(), bench.rows()
+    expected = -np.concatenate(learner.logprobs(rows, Sampling(1.25))).mean()
+    assert learner.supervise(rows, 1e-2, 1.25) == pytest.approx(expected, rel=1e-5)
+    assert expected != pytest.approx(-np.concatenate(bench.learner().logprobs(rows)).mean())
+
+
 def test_supervise_does_not_depend_on_micro_batches(bench: Any) -> None:
     rows, results = bench.rows(), []
     for budget in (1, 18, 10_000):
