@@ -14,10 +14,9 @@ def check_memory(experiment: Experiment) -> str:
     Raises:
         ValueError: a setting that is on would be ignored; names it and the cure.
     """
-    from mempo.agent.memory import has_memory  # imports transformers
 
     settings = experiment.memory
-    remembers = has_memory(experiment.agent)
+    remembers = experiment.agent.remembers
     if not remembers:
         agent = f"agent.kind {experiment.agent.kind} writes no <mem>"
         _refuse(settings, ("schedule", "only_success", "length_cost", "gain_bonus"), agent)

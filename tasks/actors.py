@@ -148,7 +148,6 @@ class Learner:
 
     def score(self, path: Path, iteration: int) -> Metrics:
         """Add P(answer | memory), P(answer | history) and the advantages to a rollout file."""
-        from mempo.agent.memory import has_memory
         from mempo.credit.assign import assign_credit
         from mempo.credit.schedule import memory_weight, scoring
         from mempo.evaluation.memory_quality import scored_quality
@@ -172,7 +171,7 @@ class Learner:
             "group/zero_std_frac": credit.zero_std,
             "cost/scored_tokens": float(self.learner.tokens - before),
         }
-        if has_memory(self.experiment.agent):
+        if self.experiment.agent.remembers:
             metrics["memory/weight"] = memory_weight(memory, iteration, self.experiment.iterations)
         if memory.gain_bonus > 0:
             metrics["reward/gain_bonus"] = credit.mean_gain_bonus

@@ -27,7 +27,8 @@ def test_a_turn_of_three_pieces(
 ) -> None:
     question = make_question()
     says: Any = {
-        ("q", 0, 0): CALL, ("q", 0, 1): CALL, ("q", 0, 2): ASK, ("q", 0, 3): MORE, ("q", 0, 4): ANSWER
+        ("q", 0, 0): CALL, ("q", 0, 1): CALL,
+        ("q", 0, 2): ASK, ("q", 0, 3): MORE, ("q", 0, 4): ANSWER,
     }  # fmt: skip
     [t] = run(scripted(codec, says), [question], agent=AGENT)
     assert [s.action for s in t.steps] == ["tool_call", "tool_call", "query", "query", "answer"]

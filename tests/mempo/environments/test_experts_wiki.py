@@ -7,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mempo.agent.protocol import parse_step
-from mempo.config import Environment
+from mempo.config import Agent, Environment
 from mempo.environments.dataset_world import DatasetWorld
 from mempo.environments.datasets import compose
-from mempo.config import Agent
 from mempo.environments.experts_wiki import (
     EMPTY_MEMORY,
     calibration_pairs,
