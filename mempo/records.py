@@ -51,7 +51,10 @@ SCHEMA = pa.schema(
     ],
     metadata={"mempo.rollouts": VERSION},
 )
-CREDIT_COLUMNS = ("p_answer_mem", "p_answer_full", "adv_traj", "adv_mem", "gain_bonus")
+CREDIT_COLUMNS = (
+    *("p_answer_mem", "p_answer_full", "adv_traj", "adv_mem", "gain_bonus"),
+    *("p_answer_summary", "p_answer_facts", "adv_summary", "adv_facts"),  # of two grains
+)
 
 
 def write_rollouts(

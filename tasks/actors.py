@@ -164,6 +164,7 @@ class Learner:
             memory,
             score=due.memory,
             full=due.history,
+            grains=self.experiment.agent.grains,
         )
         write_rollouts(path, trajectories, credit.columns())
         metrics = {
@@ -201,11 +202,14 @@ class Learner:
 
         trajectories, credit = read_rollouts(path)
         before = self.learner.tokens
+        adv_mem: Any = credit["adv_mem"]
+        if "adv_facts" in credit:
+            adv_mem = list(zip(credit["adv_summary"], credit["adv_facts"], strict=True))
         metrics = train_on(
             self.learner,
             trajectories,
             credit["adv_traj"],
-            credit["adv_mem"],
+            adv_mem,
             self.experiment,
             iteration,
         )

@@ -75,14 +75,16 @@ def token_advantages(
     length: int,
     mem_spans: Sequence[tuple[int, int]],
     adv_traj: float,
-    adv_mem: float,
+    adv_mem: float | Sequence[float],
     weight: float = 1.0,
 ) -> NDArray[np.float64]:
     """A_k = A^T + weight * A^M on the tokens of the step's memory, A^T on all others.
 
-    length: tokens of the step's output (T). mem_spans: [start, end) positions. Returns [T].
+    length: tokens of the step's output (T). mem_spans: [start, end) positions, one a grain.
+    adv_mem: of the whole memory, or one a grain. Returns [T].
     """
     advantages = np.full(length, adv_traj, dtype=np.float64)
-    for start, end in mem_spans:
-        advantages[start:end] += weight * adv_mem
+    each = [adv_mem] * len(mem_spans) if isinstance(adv_mem, int | float) else adv_mem
+    for (start, end), a in zip(mem_spans, each, strict=bool(mem_spans)):
+        advantages[start:end] += weight * a
     return advantages

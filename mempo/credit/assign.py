@@ -13,6 +13,7 @@ from math import isfinite, nan
 
 import numpy as np
 
+from mempo.agent.protocol import GRAINS
 from mempo.config import Memory
 from mempo.credit.advantage import memory_advantage, trajectory_advantage
 from mempo.credit.scoring import LogProbs, score_questions
@@ -32,6 +33,8 @@ class Credit:
     adv_traj: list[float] = field(default_factory=list)
     adv_mem: list[float] = field(default_factory=list)
     gain_bonus: list[float] = field(default_factory=list)  # of the step's trajectory
+    p_grains: list[list[float]] = field(default_factory=list)  # [grains of two][S]
+    adv_grains: list[list[float]] = field(default_factory=list)
     zero_std: float = 0.0  # share of groups whose rewards carry no signal
     mean_gain_bonus: float = 0.0  # over trajectories
 
@@ -42,6 +45,8 @@ class Credit:
             "adv_traj": self.adv_traj,
             "adv_mem": self.adv_mem,
             "gain_bonus": self.gain_bonus,
+            **{f"p_answer_{name}": p for name, p in zip(GRAINS, self.p_grains, strict=False)},
+            **{f"adv_{name}": a for name, a in zip(GRAINS, self.adv_grains, strict=False)},
         }
 
 
@@ -53,12 +58,15 @@ def assign_credit(
     *,
     score: bool = True,
     full: bool = False,
+    grains: int = 1,
 ) -> Credit:
     """A^T and A^M of every step, not yet weighted (METHOD section 2).
 
     `score` False leaves P(answer | .) out (NaN), A^M at 0 and the gain bonus too; `full` asks for
     P(answer | full history) where A^M would do without. A^M is 0 where its weight is 0 in every
-    iteration. Trajectories of a question have to stand together, as the agent loop returns them.
+    iteration. With two `grains` each is scored alone, has an advantage in the group of its like,
+    and takes the place of A^M on its tokens. Trajectories of a question have to stand together,
+    as the agent loop returns them.
     """
     by_question = groups(trajectories)
     full = full or (settings.trained and settings.reward == "contrast")
@@ -86,12 +94,42 @@ def assign_credit(
             credit.adv_traj += [float(a_traj[i])] * len(steps)
             credit.adv_mem += a_mem[i] if settings.trained else [0.0] * len(steps)
             credit.gain_bonus += [bonus[i]] * len(steps)
+    if score and grains == 2:
+        for grain in range(2):
+            _assign_grain(credit, codec, by_question, scores, logprobs, settings, grain)
     credit.zero_std = flat / max(len(by_question), 1)
     credit.mean_gain_bonus = sum(bonuses) / max(len(bonuses), 1)
     return credit
 
 
-def memory_rewards(trajectory: Trajectory, scores: Scores, settings: Memory) -> list[float]:
+def _assign_grain(
+    credit: Credit,
+    codec: Codec,
+    by_question: Sequence[Sequence[Trajectory]],
+    whole: Sequence[Sequence[Scores]],
+    logprobs: LogProbs,
+    settings: Memory,
+    grain: int,
+) -> None:
+    """Scores and advantages of one part of a two-grain memory; eps is that of the whole."""
+    pairs = [(g[0].question, [t.steps for t in g]) for g in by_question]
+    parts = score_questions(codec, pairs, logprobs, full=False, grain=grain)
+    credit.p_grains.append([])
+    credit.adv_grains.append([])
+    for group, part, scored in zip(by_question, parts, whole, strict=True):
+        rewards = []
+        for t, mine, steps in zip(group, part, scored, strict=True):
+            scores = [(p, eps) for (p, _), (_, eps) in zip(mine, steps, strict=True)]
+            rewards.append(memory_rewards(t, scores, settings, grain=grain))
+            credit.p_grains[grain] += [p for p, _ in mine]
+        advantages = memory_advantage(rewards, settings.group, scale=_largest(part))
+        for a in advantages:
+            credit.adv_grains[grain] += a if settings.trained else [0.0] * len(a)
+
+
+def memory_rewards(
+    trajectory: Trajectory, scores: Scores, settings: Memory, *, grain: int | None = None
+) -> list[float]:
     """R^M_t = P(answer | memory) - eps - length_cost x (tokens of the memory) / 100, a step.
 
     eps is P(answer | full history) for 'contrast', else the constant `epsilon`. NaN takes no part
@@ -99,13 +137,15 @@ def memory_rewards(trajectory: Trajectory, scores: Scores, settings: Memory) -> 
     every step of a trajectory without a reward (it is not trained), and, with `only_success`,
     of one that did not succeed. So a success is compared with successes: among them A^M says
     which memory was the better one, while A^T already says that they beat the failures.
+    grain: the scores, and so the tokens, are of this part of a two-grain memory.
     """
     if not isfinite(trajectory.reward) or (settings.only_success and not succeeded(trajectory)):
         return [nan] * len(scores)
     rewards = []
     for step, (p_mem, p_full) in zip(trajectory.steps, scores, strict=True):
         eps = p_full if settings.reward == "contrast" else settings.epsilon
-        tokens = sum(end - start for start, end in step.mem_spans)
+        spans = step.mem_spans if grain is None else step.mem_spans[grain : grain + 1]
+        tokens = sum(end - start for start, end in spans)
         rewards.append(p_mem - eps - settings.length_cost * tokens / 100)
     return rewards
 

@@ -50,8 +50,12 @@ def score_questions(
     logprobs: LogProbs,
     *,
     full: bool,
+    grain: int | None = None,
 ) -> list[list[list[tuple[float, float]]]]:
-    """`score_group` for many questions in one pass over the model."""
+    """`score_group` for many questions in one pass over the model.
+
+    grain: score this part of a two-grain memory alone, in place of the whole memory.
+    """
     opened = codec.encode(ANSWER_OPEN)
     rows: list[Row] = []
     wanted: dict[tuple, int] = {}
@@ -78,7 +82,7 @@ def score_questions(
                 by_memory: list[int] = []
                 by_history: list[int] = []
                 if step.mem_spans:
-                    block = memory_block_ids(codec, step.output_ids)
+                    block = memory_block_ids(codec, step.output_ids, grain=grain)
                     by_memory = [ask([*head, *block], gold) for gold in golds]
                     if full:
                         by_history = [ask([*head, *history], gold) for gold in golds]

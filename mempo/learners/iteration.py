@@ -26,11 +26,13 @@ def train_on(
     learner: TorchLearner,
     trajectories: Sequence[Trajectory],
     adv_traj: Sequence[float],
-    adv_mem: Sequence[float],
+    adv_mem: Sequence[float] | Sequence[Sequence[float]],
     experiment: Experiment,
     iteration: int,
 ) -> dict[str, float]:
-    """Audit, then `epochs` x `minibatches` optimiser steps. adv_*: a value a step, in order.
+    """Audit, then `epochs` x `minibatches` optimiser steps.
+
+    adv_*: a value a step, in order; of a memory of two grains one a grain.
 
     Returns the iteration's metrics. Minibatches are split by trajectory, in an order drawn from
     (seed, iteration, epoch). A trajectory without a finite reward is audited, but neither trained
