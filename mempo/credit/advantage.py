@@ -15,10 +15,11 @@ from numpy.typing import ArrayLike, NDArray
 _RELATIVE_STD = 1e-6
 
 
-def _standardise(values_N: NDArray[np.float64]) -> NDArray[np.float64]:
+def _standardise(values_N: NDArray[np.float64], scale: bool = True) -> NDArray[np.float64]:
     """(x - mean) / population std over the finite values; 0 where missing or without variance.
 
-    A std below 1e-6 of the largest magnitude is rounding noise, not a signal.
+    scale False: x - mean, undivided. A std below 1e-6 of the largest magnitude is rounding noise,
+    not a signal.
     """
     finite = np.isfinite(values_N)
     out = np.zeros_like(values_N)
@@ -28,18 +29,23 @@ def _standardise(values_N: NDArray[np.float64]) -> NDArray[np.float64]:
     std = kept.std()
     if std <= _RELATIVE_STD * max(np.abs(kept).max(), _RELATIVE_STD):
         return out
-    out[finite] = (kept - kept.mean()) / std
+    out[finite] = (kept - kept.mean()) / (std if scale else 1.0)
     return out
 
 
-def trajectory_advantage(rewards_G: ArrayLike) -> NDArray[np.float64]:
+def trajectory_advantage(
+    rewards_G: ArrayLike, scale: Literal["std", "none"] = "std"
+) -> NDArray[np.float64]:
     """A^T_i = (R_i - mean_j R_j) / std_j R_j over the rollouts of one question (METHOD section 2).
 
-    rewards_G: [G], NaN where a rollout has no reward. Returns [G]. A group of one, or of equal
-    rewards, is all zeros. Normalise once per trajectory, before expanding to steps: a 5-step
+    rewards_G: [G], NaN where a rollout has no reward. scale 'none': not divided by the standard
+    deviation (Dr. GRPO, arXiv 2503.20783). Returns [G]. A group of one, or of equal rewards, is
+    all zeros. Normalise once per trajectory, before expanding to steps: a 5-step
     rollout counts as much as a 1-step one.
     """
-    return _standardise(np.asarray(rewards_G, dtype=np.float64))
+    if scale not in ("std", "none"):
+        raise ValueError(f"reward.scale: unknown value {scale!r}; 'std' or 'none'")
+    return _standardise(np.asarray(rewards_G, dtype=np.float64), scale == "std")
 
 
 def memory_advantage(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite, nan
+from typing import Literal
 
 import numpy as np
 
@@ -41,9 +43,12 @@ def assign_credit(
     settings: Memory,
     *,
     score: bool = True,
+    scale: Literal["std", "none"] = "std",
 ) -> Credit:
     """A^T and A^M of every step; `score` False leaves P(answer | .) out (NaN) and A^M at 0.
 
+    scale: of A^T (`reward.scale`). A rollout without a reward (NaN) was rejected: it shifts no
+    mean and no standard deviation, of memories neither, and both its advantages are 0.
     Trajectories of a question have to stand together, as the agent loop returns them.
     """
     by_question = groups(trajectories)
@@ -52,8 +57,7 @@ def assign_credit(
         pairs = [(g[0].question, [t.steps for t in g]) for g in by_question]
         scores = score_questions(codec, pairs, logprobs, full=full)
     else:
-        nan = (float("nan"), float("nan"))
-        scores = [[[nan for _ in t.steps] for t in g] for g in by_question]
+        scores = [[[(nan, nan) for _ in t.steps] for t in g] for g in by_question]
 
     p_mem: list[float] = []
     p_full: list[float] = []
@@ -61,10 +65,11 @@ def assign_credit(
     adv_mem: list[float] = []
     flat = 0
     for group, group_scores in zip(by_question, scores, strict=True):
-        advantages = trajectory_advantage([t.reward for t in group])
+        advantages = trajectory_advantage([t.reward for t in group], scale)
         flat += not np.any(advantages)
         rewards = [
-            [p - (f if full else settings.epsilon) for p, f in steps] for steps in group_scores
+            [p - (f if full else settings.epsilon) if isfinite(t.reward) else nan for p, f in steps]
+            for t, steps in zip(group, group_scores, strict=True)
         ]
         memories = memory_advantage(rewards, settings.group)
         for t, a, steps, mems in zip(group, advantages, group_scores, memories, strict=True):
