@@ -57,27 +57,38 @@ class Sampler:
         self.version = version
 
     def rollout(self, path: Path, iteration: int) -> Metrics:
-        """Sample an iteration's trajectories into the rollout file `path`."""
+        """Sample an iteration's trajectories into the rollout file `path`.
+
+        Metrics are of all that was sampled, also of what `rollout.resample` threw away: its tokens
+        were paid for, and rewards of the kept groups alone would show a selection.
+        """
+        from mempo.credit.resample import resample
         from mempo.evaluation.metrics import rollout_metrics
         from mempo.policies.distribution import Sampling
         from mempo.records import write_rollouts
 
         e = self.experiment
         cycle = e.environment.objectives
-        questions = self.world.questions(
-            "train",
-            e.rollout.questions,
-            objectives=cycle[iteration % len(cycle)],
-            key=(e.seed, iteration),
+        objectives = cycle[iteration % len(cycle)]
+
+        def ask(count: int, *key: int | str) -> list:
+            key = (e.seed, iteration, *key)
+            return self.world.questions("train", count, objectives=objectives, key=key)
+
+        def run(questions: Any) -> list:
+            sampling = Sampling(e.rollout.temperature, e.rollout.top_p, e.rollout.top_k)
+            key = (e.seed, "rollout", iteration)
+            return self._run(questions, e.rollout.group_size, sampling, key)
+
+        kept, thrown = resample(
+            run(ask(e.rollout.questions)),
+            lambda number, count: ask(count, "resample", number),
+            run,
+            rounds=e.rollout.resample,
         )
-        trajectories = self._run(
-            questions,
-            e.rollout.group_size,
-            Sampling(e.rollout.temperature, e.rollout.top_p, e.rollout.top_k),
-            (e.seed, "rollout", iteration),
-        )
-        write_rollouts(path, trajectories)
-        return rollout_metrics(trajectories)
+        write_rollouts(path, kept)
+        resampled = len(thrown) / (len(kept) + len(thrown))
+        return {**rollout_metrics([*kept, *thrown]), "group/resampled_frac": resampled}
 
     def evaluate(self, path: Path, objectives: int, temperature: float) -> Metrics:
         """One trajectory for each evaluation question into `path`; its token counts."""
@@ -151,7 +162,14 @@ class Learner:
         trajectories, _ = read_rollouts(path)
         before = self.learner.tokens
         due = memory.weight > 0 or iteration % memory.score_every == 0
-        credit = assign_credit(self.codec, trajectories, self.learner.logprobs, memory, score=due)
+        credit = assign_credit(
+            self.codec,
+            trajectories,
+            self.learner.logprobs,
+            memory,
+            score=due,
+            scale=self.experiment.reward.scale,
+        )
         write_rollouts(path, trajectories, credit.columns())
         return {
             "memory/p_answer": mean(credit.p_answer_mem),
