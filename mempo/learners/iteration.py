@@ -64,13 +64,15 @@ def train_on(
     old = learner.logprobs(rows, sampling)
     seen = old if sampling == sampled_from else learner.logprobs(rows, sampled_from)
     spoken = [i for i, (_, s) in enumerate(steps) if s.logprobs or not s.output_ids]
-    metrics = audit(
-        [seen[i] for i in spoken],
-        [steps[i][1].logprobs for i in spoken],
-        [names[i] for i in spoken],
-        experiment.audit,
-        exact=experiment.policy.dtype == "float32",
-    )
+    metrics: dict[str, float] = {}
+    if spoken or not silent:  # a difference of 0 would be a proof that nobody gave
+        metrics = audit(
+            [seen[i] for i in spoken],
+            [steps[i][1].logprobs for i in spoken],
+            [names[i] for i in spoken],
+            experiment.audit,
+            exact=experiment.policy.dtype == "float32",
+        )
     metrics["audit/missing_steps"] = float(len(silent))
     metrics["loss/empty_steps"] = float(len(empty))
     reference = learner.logprobs(rows, sampling, reference=True) if settings.kl > 0 else None

@@ -1,4 +1,4 @@
-"""The actors' classes without Ray: what the sampler makes of a rollout."""
+"""The actors' classes without Ray: what they make of a rollout and its rewards."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from conf.load import load
-from mempo.records import read_rollouts
-from tasks.actors import Sampler
+from mempo.records import read_rollouts, write_rollouts
+from tasks.actors import Learner, Sampler
 
 # A fresh policy writes noise: every reward is 0, and no group ever has a signal.
 SETTINGS = ["environment.objectives=[1]", "rollout.max_step_tokens=8"]
@@ -47,3 +47,20 @@ def test_resampled_questions_follow_from_seed_iteration_and_round(tmp_path: Path
     assert once == asked("again", 1, 0)
     assert once != asked("further", 2, 0) and once != asked("other", 1, 1)
     assert all(question.startswith("atlas-1-") for question in once)  # as many objectives
+
+
+@pytest.mark.parametrize(("scale", "expected"), [("std", [1, -1]), ("none", [0.5, -0.5])])
+def test_scores_are_scaled_as_the_settings_say(
+    tmp_path: Path, scale: str, expected: list[float]
+) -> None:
+    path = tmp_path / "rollouts.parquet"
+    rollout(path)
+    trajectories, _ = read_rollouts(path)
+    for t in trajectories:
+        t.reward = float(t.rollout == 0)
+    write_rollouts(path, trajectories)
+    learner = Learner(load("test", overrides=[*SETTINGS, f"reward.scale={scale}"]), threads=1)
+    assert learner.score(path, 3)["group/zero_std_frac"] == 0
+    _, credit = read_rollouts(path)
+    of_steps = [expected[t.rollout] for t in trajectories for _ in t.steps]
+    assert credit["adv_traj"] == of_steps

@@ -148,6 +148,16 @@ def test_fault_16_without_a_correction_it_trains_unaudited_and_counted(
     assert len(silent.advantages) == len(silent.old_logprobs) == 3 and silent.weight > 0
 
 
+def test_fault_16_where_nothing_was_audited_no_difference_is_reported(
+    make_step: Callable[..., Step], make_trajectory: Make
+) -> None:
+    trajectories = [make_trajectory([make_step(logprobs=[])])]
+    with pytest.warns(UserWarning, match="unaudited"):
+        got = train_on(Recorder(), trajectories, [1], [0], experiment(), 0)  # type: ignore[arg-type]
+    assert got["audit/missing_steps"] == 1
+    assert "audit/logprob_diff_max" not in got and "audit/logprob_diff_mean" not in got
+
+
 # --- importance, rejection
 
 

@@ -110,6 +110,27 @@ def test_fault_12_first_update_clips_nothing_and_ratios_are_one(bench: Any, poli
 
 
 @pytest.mark.parametrize("policy", POLICIES)
+def test_importance_of_a_row_weighs_its_tokens(bench: Any, policy: Any) -> None:
+    """On policy the gradient is that of A rho for A: the rows find their own weights again."""
+    plain = bench.train_rows(bench.learner(), bench.rows())
+    rng = np.random.default_rng(6)
+    rho = [rng.uniform(0.2, 2, r.row.targets) for r in plain]
+    weighed = [
+        TrainRow(r.row, r.advantages, r.old_logprobs, r.weight, None, i)
+        for r, i in zip(plain, rho, strict=True)
+    ]
+    folded = [
+        TrainRow(r.row, r.advantages * i, r.old_logprobs, r.weight)
+        for r, i in zip(plain, rho, strict=True)
+    ]
+    got, _ = update(bench.learner(micro_tokens=18), weighed, Loss(policy=policy))
+    expected, _ = update(bench.learner(micro_tokens=27), folded, Loss(policy=policy))
+    scale = max(float(g.abs().max()) for g in expected)
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5 * scale, rtol=1e-5)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
 def test_an_update_raises_what_was_good_and_lowers_what_was_bad(bench: Any, policy: Any) -> None:
     """Also where CISPO's loss, A log pi, is itself negative."""
     learner, rows = bench.learner(lr=1e-3), bench.rows((5, 5))
