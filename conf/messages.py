@@ -49,6 +49,8 @@ def explain(error: ValidationError, where: Mapping[str, str]) -> ConfigError:
     """The first fault that pydantic found, as a line; `where` says who set each setting."""
     faults = error.errors(include_url=False)
     fault = faults[0]
+    if fault["type"] == "value_error":  # a rule over several settings, which names them itself
+        return ConfigError(fault["msg"].removeprefix("Value error, "))
     parts = [str(part) for part in fault["loc"]]
     dotted = next(
         (name for name in (".".join(parts[:2]), parts[0] if parts else "") if name in where),

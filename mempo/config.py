@@ -6,7 +6,7 @@ description here is the help text a user reads. Light to import: no torch.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -185,6 +185,23 @@ class Rollout(Settings):
         default=4096, description="A longer prompt ends its rollout as 'context_overflow'."
     )
     batch_size: Positive = Field(default=128, description="Sequences the sampler decodes at once.")
+    resample: int = Field(
+        default=0,
+        ge=0,
+        description="At most so many extra rounds an iteration, in which groups of equal rewards "
+        "are replaced by groups of fresh questions; what is still without signal then stays. With "
+        "a positive memory.weight such a group still trains its memories: 0 keeps it. Thrown-away "
+        "rollouts count in costs and reward metrics, and are not in the rollout file.",
+    )
+
+    @model_validator(mode="after")
+    def _resample_needs_groups(self) -> Self:
+        if self.resample and self.group_size < 2:
+            raise ValueError(
+                "rollout.resample replaces groups of equal rewards, and a group of one always is "
+                "such a group; raise rollout.group_size to 2 or more, or set rollout.resample=0"
+            )
+        return self
 
 
 class Reward(Settings):
@@ -197,6 +214,11 @@ class Reward(Settings):
         default=0.0,
         ge=0.0,
         description="Paid when all steps are well formed and the answer is not empty.",
+    )
+    scale: Literal["std", "none"] = Field(
+        default="std",
+        description="A^T is the reward minus its group's mean, divided by the group's standard "
+        "deviation or not ('none', Dr. GRPO). A^M always is: lower memory.weight with 'none'.",
     )
 
 
@@ -266,21 +288,51 @@ class Memory(Settings):
 
 
 class Loss(Settings):
-    """PPO clip with a KL penalty."""
+    """The loss: a clipped policy term, a KL penalty, an entropy bonus. Dr. GRPO is aggregation
+    'constant' with reward.scale 'none'; DAPO's clip-higher is `clip_high`."""
 
-    clip: float = Field(default=0.2, gt=0.0, lt=1.0, description="Clip range of the ratio.")
+    policy: Literal["ppo_clip", "gspo", "cispo"] = Field(
+        default="ppo_clip",
+        description="'ppo_clip': clipped ratio of each token. 'gspo': of each step, the geometric "
+        "mean over its tokens; set clip far lower (the paper: clip 3e-4, clip_high 4e-4). 'cispo': "
+        "no token loses its gradient; its ratio is only a weight, capped at 1 + clip_high.",
+    )
+    clip: float = Field(
+        default=0.2, gt=0.0, lt=1.0, description="Clip range of the ratio: 1 - clip to 1 + clip."
+    )
+    clip_high: float = Field(
+        default=0.0,
+        ge=0.0,
+        description="Upper clip range where it differs (clip-higher of DAPO: 0.28); 0: `clip`.",
+    )
     kl: float = Field(default=0.0, ge=0.0, description="Coefficient of KL(policy || start policy).")
     kl_estimator: Literal["k2", "k3"] = Field(
         default="k2",
-        description="k2 has the exact gradient of KL(pi || ref), k3 that of KL(ref || pi).",
+        description="k2 has the exact gradient of KL(pi || ref), k3 that of KL(ref || pi). k1 is "
+        "refused: as a loss its expected gradient is zero.",
     )
-    aggregation: Literal["trajectory_mean", "token_mean", "constant"] = Field(
+    entropy: float = Field(
+        default=0.0,
+        ge=0.0,
+        description="Coefficient of the entropy bonus, in nats a token over the whole vocabulary "
+        "at temperature 1, weighted as the tokens of the loss.",
+    )
+    aggregation: Literal["trajectory_mean", "sequence_mean", "token_mean", "constant"] = Field(
         default="trajectory_mean",
-        description="Weight of a token: 1/(N tokens of its trajectory), 1/(all tokens), or "
-        "1/(N `constant`); N = trajectories of the minibatch.",
+        description="Weight of a token: 1/(N tokens of its trajectory), 1/(M tokens of its step), "
+        "1/(all tokens), or 1/(N `constant`); N trajectories and M steps in the minibatch.",
     )
     constant: float = Field(
         default=1000.0, gt=0.0, description="The divisor of aggregation 'constant'."
+    )
+    importance: Literal["none", "truncated"] = Field(
+        default="none",
+        description="'truncated' weighs each token by min(pi_old / mu, `importance_cap`), mu as "
+        "the sampler reports it: for an engine whose log-probs differ from the learner's, or with "
+        "top_k or top_p, where the whole distribution is then trained. Audit bounds still hold.",
+    )
+    importance_cap: float = Field(
+        default=2.0, gt=0.0, description="Upper bound of the weight of importance 'truncated'."
     )
 
 

@@ -60,7 +60,12 @@ class Sampler:
         self.version = version
 
     def rollout(self, path: Path, iteration: int) -> Metrics:
-        """Sample an iteration's trajectories into the rollout file `path`."""
+        """Sample an iteration's trajectories into the rollout file `path`.
+
+        Metrics are of all that was sampled, also of what `rollout.resample` threw away: its tokens
+        were paid for, and rewards of the kept groups alone would show a selection.
+        """
+        from mempo.credit.resample import resample
         from mempo.environments.atlas import facts_of
         from mempo.evaluation.memory_quality import fact_quality
         from mempo.evaluation.metrics import rollout_metrics
@@ -69,20 +74,30 @@ class Sampler:
 
         e = self.experiment
         cycle = e.environment.objectives
-        questions = self.world.questions(
-            "train",
-            e.rollout.questions,
-            objectives=cycle[iteration % len(cycle)],
-            key=(e.seed, iteration),
+        objectives = cycle[iteration % len(cycle)]
+
+        def ask(count: int, *key: int | str) -> list:
+            key = (e.seed, iteration, *key)
+            return self.world.questions("train", count, objectives=objectives, key=key)
+
+        def run(questions: Any) -> list:
+            sampling = Sampling(e.rollout.temperature, e.rollout.top_p, e.rollout.top_k)
+            key = (e.seed, "rollout", iteration)
+            return self._run(questions, e.rollout.group_size, sampling, key)
+
+        kept, thrown = resample(
+            run(ask(e.rollout.questions)),
+            lambda number, count: ask(count, "resample", number),
+            run,
+            rounds=e.rollout.resample,
         )
-        trajectories = self._run(
-            questions,
-            e.rollout.group_size,
-            Sampling(e.rollout.temperature, e.rollout.top_p, e.rollout.top_k),
-            (e.seed, "rollout", iteration),
-        )
-        write_rollouts(path, trajectories)
-        return rollout_metrics(trajectories) | fact_quality(trajectories, facts_of)
+        write_rollouts(path, kept)
+        every = [*kept, *thrown]
+        return {
+            **rollout_metrics(every),
+            **fact_quality(every, facts_of),
+            "group/resampled_frac": len(thrown) / len(every),
+        }
 
     def evaluate(self, path: Path, objectives: int, temperature: float) -> Metrics:
         """One trajectory for each evaluation question into `path`; its token counts."""
@@ -165,6 +180,7 @@ class Learner:
             score=due.memory,
             full=due.history,
             grains=self.experiment.agent.grains,
+            scale=self.experiment.reward.scale,
         )
         write_rollouts(path, trajectories, credit.columns())
         metrics = {

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import isfinite, nan
+from typing import Literal
 
 import numpy as np
 
@@ -59,14 +60,17 @@ def assign_credit(
     score: bool = True,
     full: bool = False,
     grains: int = 1,
+    scale: Literal["std", "none"] = "std",
 ) -> Credit:
     """A^T and A^M of every step, not yet weighted (METHOD section 2).
 
     `score` False leaves P(answer | .) out (NaN), A^M at 0 and the gain bonus too; `full` asks for
     P(answer | full history) where A^M would do without. A^M is 0 where its weight is 0 in every
     iteration. With two `grains` each is scored alone, has an advantage in the group of its like,
-    and takes the place of A^M on its tokens. Trajectories of a question have to stand together,
-    as the agent loop returns them.
+    and takes the place of A^M on its tokens. scale: of A^T (`reward.scale`). A rollout without a
+    reward (NaN) was rejected: it shifts no mean and no standard deviation, of memories neither,
+    and both its advantages are 0. Trajectories of a question have to stand together, as the agent
+    loop returns them.
     """
     by_question = groups(trajectories)
     full = full or (settings.trained and settings.reward == "contrast")
@@ -82,9 +86,9 @@ def assign_credit(
         bonus = [settings.gain_bonus * gain([p for p, _ in steps]) for steps in scored]
         r_traj = [t.reward + b for t, b in zip(group, bonus, strict=True)]
         r_mem = [memory_rewards(t, steps, settings) for t, steps in zip(group, scored, strict=True)]
-        scale = _largest(scored)
-        a_traj = trajectory_advantage(r_traj, scale=settings.gain_bonus * scale)
-        a_mem = memory_advantage(r_mem, settings.group, scale=scale)
+        size = _largest(scored)
+        a_traj = trajectory_advantage(r_traj, scale, magnitude=settings.gain_bonus * size)
+        a_mem = memory_advantage(r_mem, settings.group, magnitude=size)
 
         flat += not np.any(a_traj)
         bonuses += bonus
@@ -122,7 +126,7 @@ def _assign_grain(
             scores = [(p, eps) for (p, _), (_, eps) in zip(mine, steps, strict=True)]
             rewards.append(memory_rewards(t, scores, settings, grain=grain))
             credit.p_grains[grain] += [p for p, _ in mine]
-        advantages = memory_advantage(rewards, settings.group, scale=_largest(part))
+        advantages = memory_advantage(rewards, settings.group, magnitude=_largest(part))
         for a in advantages:
             credit.adv_grains[grain] += a if settings.trained else [0.0] * len(a)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from math import isfinite
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from mempo.config import Audit, Experiment
 from mempo.credit.advantage import token_advantages
 from mempo.credit.schedule import memory_weight
 from mempo.draws import generator
-from mempo.learners.loss import token_weights
+from mempo.learners.loss import token_weights, truncated_importance
 from mempo.learners.packing import sampled_row
 from mempo.learners.torch_learner import TorchLearner, TrainRow
 from mempo.policies.distribution import Sampling
@@ -36,43 +37,63 @@ def train_on(
 
     Returns the iteration's metrics. Minibatches are split by trajectory, in an order drawn from
     (seed, iteration, epoch). A trajectory without a finite reward is audited, but neither trained
-    nor counted in the loss's N (`rollout/missing_reward` counts it). AuditError where a step comes
-    without log-probs; a step without a trained token is counted (`loss/empty_steps`) and named in
-    a warning.
+    nor counted in the loss's N (`rollout/missing_reward` counts it). A step without a trained
+    token is counted (`loss/empty_steps`) and named in a warning; so is one without the sampler's
+    log-probs (`audit/missing_steps`), which is trained unaudited. With loss.importance
+    'truncated' such a step is a ValueError, and what is trained is the whole distribution at the
+    sampling temperature; the audit stays with the one sampled from.
     """
-    sampling = Sampling(
-        experiment.rollout.temperature, experiment.rollout.top_p, experiment.rollout.top_k
-    )
+    rollout, settings = experiment.rollout, experiment.loss
+    sampled_from = Sampling(rollout.temperature, rollout.top_p, rollout.top_k)
+    corrected = settings.importance == "truncated"
+    sampling = Sampling(rollout.temperature) if corrected else sampled_from
     steps = [(n, s) for n, t in enumerate(trajectories) for s in t.steps]
     names = [
         f"{t.question.id} rollout {t.rollout} step {at}"
         for t in trajectories
         for at in range(len(t.steps))
     ]
-    for name, (_, s) in zip(names, steps, strict=True):
-        if s.output_ids and not s.logprobs:
-            raise AuditError(f"{name}: the sampler's log-probs are missing; the audit needs them")
-    rows = [sampled_row(s.prompt_ids, s.output_ids, len(s.logprobs)) for _, s in steps]
-    empty = [name for name, row in zip(names, rows, strict=True) if not row.targets]
-    if empty:
-        warnings.warn(
-            f"{len(empty)} steps have no trained token; the first: {empty[0]}", stacklevel=2
+    silent = [i for i, (_, s) in enumerate(steps) if s.output_ids and not s.logprobs]
+    if silent and corrected:
+        raise ValueError(
+            f"{names[silent[0]]}: the sampler's log-probs are missing, and loss.importance "
+            "'truncated' needs them; set it to 'none', or use an engine that returns them"
         )
+    rows = [
+        sampled_row(s.prompt_ids, s.output_ids, len(s.logprobs or s.output_ids)) for _, s in steps
+    ]
+    empty = [i for i, row in enumerate(rows) if not row.targets]
+    _warn("have no trained token", [names[i] for i in empty])
+    _warn("come without the sampler's log-probs, unaudited", [names[i] for i in silent])
     old = learner.logprobs(rows, sampling)
-    audited = audit(
-        old,
-        [s.logprobs for _, s in steps],
-        names,
-        experiment.audit,
-        exact=experiment.policy.dtype == "float32",
-    )
-    reference = learner.logprobs(rows, sampling, reference=True) if experiment.loss.kl > 0 else None
+    seen = old if sampling == sampled_from else learner.logprobs(rows, sampled_from)
+    spoken = [i for i, (_, s) in enumerate(steps) if s.logprobs or not s.output_ids]
+    metrics: dict[str, float] = {}
+    if spoken or not silent:  # a difference of 0 would be a proof that nobody gave
+        metrics = audit(
+            [seen[i] for i in spoken],
+            [steps[i][1].logprobs for i in spoken],
+            [names[i] for i in spoken],
+            experiment.audit,
+            exact=experiment.policy.dtype == "float32",
+        )
+    metrics["audit/missing_steps"] = float(len(silent))
+    metrics["loss/empty_steps"] = float(len(empty))
+    reference = learner.logprobs(rows, sampling, reference=True) if settings.kl > 0 else None
+    importance = None
+    if corrected:
+        cap = settings.importance_cap
+        importance = [
+            truncated_importance(o, s.logprobs, cap=cap)
+            for o, (_, s) in zip(old, steps, strict=True)
+        ]
+        metrics |= _importance_metrics(importance, cap)
     weight = memory_weight(experiment.memory, iteration, experiment.iterations)
     advantages = [
         token_advantages(row.targets, s.mem_spans, at, am, weight)
         for row, (_, s), at, am in zip(rows, steps, adv_traj, adv_mem, strict=True)
     ]
-    rewarded = np.isfinite([t.reward for t in trajectories])
+    rewarded = [isfinite(t.reward) for t in trajectories]
     results = []
     for epoch in range(experiment.learner.epochs):
         order = generator(experiment.seed, "minibatch", iteration, epoch).permutation(
@@ -85,17 +106,22 @@ def train_on(
             weights = token_weights(
                 [rows[i].targets for i in chosen],
                 [steps[i][0] for i in chosen],
-                aggregation=experiment.loss.aggregation,
-                constant=experiment.loss.constant,
+                aggregation=settings.aggregation,
+                constant=settings.constant,
             )
             batch = [
                 TrainRow(
-                    rows[i], advantages[i], old[i], float(w), reference[i] if reference else None
+                    rows[i],
+                    advantages[i],
+                    old[i],
+                    float(w),
+                    reference[i] if reference else None,
+                    importance[i] if importance else None,
                 )
                 for i, w in zip(chosen, weights, strict=True)
             ]
-            results.append(learner.update(batch, experiment.loss, sampling))
-    return {**audited, **_summary(results), "loss/empty_steps": float(len(empty))}
+            results.append(learner.update(batch, settings, sampling))
+    return {**metrics, **_summary(results)}
 
 
 def audit(
@@ -130,13 +156,29 @@ def audit(
     return {"audit/logprob_diff_mean": mean, "audit/logprob_diff_max": largest}
 
 
+def _warn(what: str, names: Sequence[str]) -> None:
+    if names:
+        warnings.warn(f"{len(names)} steps {what}; the first: {names[0]}", stacklevel=3)
+
+
+def _importance_metrics(importance_S: Sequence[np.ndarray], cap: float) -> dict[str, float]:
+    """Plain mean over all tokens, and the share of them whose weight is the cap."""
+    together = np.concatenate([*importance_S, np.zeros(0)])
+    if not together.size:
+        return {}
+    return {
+        "loss/importance_mean": float(together.mean()),
+        "loss/importance_capped_frac": float(np.isclose(together, cap, rtol=1e-9).mean()),
+    }
+
+
 def _summary(results: Sequence[dict[str, float]]) -> dict[str, float]:
     """Means over the optimiser steps that were taken (zeros where none was); the number skipped."""
     taken = [r for r in results if not r["skipped"]]
     shown = taken or results[:1]
     metrics = {
         f"loss/{n}": float(np.mean([r[n] for r in shown]))
-        for n in ("policy", "kl", "clip_frac", "entropy", "grad_norm")
+        for n in ("policy", "kl", "clip_frac", "ratio_mean", "entropy", "grad_norm")
         if shown and n in shown[0]
     }
     metrics["loss/skipped_updates"] = float(len(results) - len(taken))

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from mempo.config import Learner, Loss
-from mempo.learners.loss import entropy, kl_penalty, ppo_clip
+from mempo.learners.loss import Targets, entropy, total_loss
 from mempo.learners.optimizer import MasterAdamW
 from mempo.learners.packing import check_supported, micro_batches, target_logits
 from mempo.policies.codec import Codec
@@ -33,6 +33,7 @@ class TrainRow:
     old_logprobs: np.ndarray  # [targets], the learner's, before the update
     weight: float  # of each target token, fixed on the whole minibatch
     ref_logprobs: np.ndarray | None = None  # [targets], of the reference policy
+    importance: np.ndarray | None = None  # [targets], corrects for what the sampler sampled from
 
 
 class TorchLearner:
@@ -84,49 +85,36 @@ class TorchLearner:
     ) -> dict[str, float]:
         """One optimiser step on a minibatch and its metrics. Nothing to train: no step.
 
-        `policy` is the loss as it is minimised; `kl` and `clip_frac` are means over tokens,
-        weighted as in the loss, `entropy` is the plain one. Without any non-zero advantage and
-        without KL the gradient is exactly zero, and the step is skipped, so that weight decay
-        and momentum do not move the policy on no evidence.
+        `policy` is the policy loss as it is minimised; `kl`, `clip_frac` and `ratio_mean` (see
+        `mempo.learners.loss`) are means over tokens, weighted as in the loss, `entropy` is the
+        plain one. Without any non-zero advantage, KL or entropy bonus the gradient is exactly
+        zero, and the step is skipped, so that weight decay and momentum do not move the policy
+        on no evidence.
         """
         useful = [r for r in rows if r.row.targets]
-        signal = any(np.any(r.advantages) for r in useful) or (loss.kl > 0 and useful)
-        if not signal:
-            return {"policy": 0.0, "kl": 0.0, "clip_frac": 0.0, "grad_norm": 0.0, "skipped": 1.0}
-        sums: dict[str, float] = dict.fromkeys(("policy", "kl", "clip_frac", "entropy"), 0.0)
+        regularised = loss.kl > 0 or loss.entropy > 0
+        if not (any(np.any(r.advantages) for r in useful) or (regularised and useful)):
+            return {
+                "policy": 0.0, "kl": 0.0, "clip_frac": 0.0, "grad_norm": 0.0, "skipped": 1.0
+            }  # fmt: skip
+        sums: dict[str, float] = {"kl": 0.0}
         for batch in micro_batches([r.row for r in useful], self.settings.micro_tokens):
             chosen = [useful[i] for i in batch]
             logits, targets = target_logits(self.model, [r.row for r in chosen], self.codec.pad_id)
-            device = logits.device
-            logp = logprobs_of(logits, targets, sampling)
-
-            def joined(parts: list[np.ndarray], to: torch.device = device) -> torch.Tensor:
-                return torch.from_numpy(np.concatenate(parts).astype(np.float32)).to(to)
-
-            weights = joined([np.full(r.row.targets, r.weight) for r in chosen])
-            objective, metrics = ppo_clip(
-                logp,
-                joined([r.old_logprobs for r in chosen]),
-                joined([r.advantages for r in chosen]),
-                weights,
-                clip=loss.clip,
+            objective, metrics = total_loss(
+                logprobs_of(logits, targets, sampling),
+                entropy(logits if loss.entropy > 0 else logits.detach()),
+                _targets(chosen, logits.device),
+                loss,
             )
-            sums["policy"] += float(objective.detach())
-            if loss.kl > 0:
-                ref = joined([r.ref_logprobs for r in chosen if r.ref_logprobs is not None])
-                kl = kl_penalty(logp, ref, weights, estimator=loss.kl_estimator)
-                sums["kl"] += float(kl.detach())
-                objective = objective + loss.kl * kl
             objective.backward()
-            sums["clip_frac"] += float(metrics["clip_frac"])
-            sums["entropy"] += float(entropy(logits.detach()).sum())
+            for name, value in metrics.items():
+                sums[name] = sums.get(name, 0.0) + float(value)
             self.tokens += sum(len(r.row.ids) for r in chosen)
-        sums["entropy"] /= sum(r.row.targets for r in useful)
-        total = sum(r.weight * r.row.targets for r in useful)  # 1, or less with 'constant'
-        sums["kl"] /= total
-        sums["clip_frac"] /= total
-        sums["grad_norm"] = self.optimizer.step(self.settings.lr)
-        return {**sums, "skipped": 0.0}
+        weight = sum(r.weight * r.row.targets for r in useful)  # 1, or less with 'constant'
+        divisor = {"policy": 1.0, "entropy": float(sum(r.row.targets for r in useful))}
+        means = {name: value / divisor.get(name, weight) for name, value in sums.items()}
+        return {**means, "grad_norm": self.optimizer.step(self.settings.lr), "skipped": 0.0}
 
     def supervise(self, rows: Sequence[Row], lr: float, temperature: float = 1.0) -> float:
         """One optimiser step of maximum likelihood; the mean loss per target in nats.
@@ -151,3 +139,24 @@ class TorchLearner:
         self.model.save_pretrained(folder)
         self.codec.tokenizer.save_pretrained(folder)
         torch.save(self.optimizer.state(), folder / "optimizer.pt")
+
+
+def _targets(chosen: Sequence[TrainRow], device: torch.device) -> Targets:
+    """The target tokens of `chosen`, row after row."""
+
+    def joined(parts: Sequence[np.ndarray]) -> torch.Tensor:
+        return torch.from_numpy(np.concatenate(parts).astype(np.float32)).to(device)
+
+    def joined_if_all(parts: Sequence[np.ndarray | None]) -> torch.Tensor | None:
+        known = [part for part in parts if part is not None]
+        return joined(known) if len(known) == len(parts) else None
+
+    counts = torch.tensor([r.row.targets for r in chosen])
+    return Targets(
+        old=joined([r.old_logprobs for r in chosen]),
+        advantages=joined([r.advantages for r in chosen]),
+        weights=joined([np.full(r.row.targets, r.weight) for r in chosen]),
+        rows=torch.arange(len(chosen)).repeat_interleave(counts).to(device),
+        ref=joined_if_all([r.ref_logprobs for r in chosen]),
+        importance=joined_if_all([r.importance for r in chosen]),
+    )

@@ -166,3 +166,15 @@ def test_the_hash_sees_what_decides_results_and_nothing_else():
     assert sha256(load(overrides=["tracking.experiment=other", "preset=x"])) == base
     for change in ("learner.lr=2e-4", "seed=1", "policy.model=tiny", "evaluate.questions=97"):
         assert sha256(load(overrides=[change])) != base
+
+
+def test_a_kl_that_is_no_loss_is_refused_with_the_reason():
+    message = refused(overrides=["loss.kl_estimator=k1"])
+    assert "loss.kl_estimator" in message and "must be one of 'k2' or 'k3'" in message
+    assert "expected gradient is zero" in message
+
+
+def test_resampling_groups_of_one_is_refused():
+    message = refused(overrides=["rollout.resample=2", "rollout.group_size=1"])
+    assert message.startswith("rollout.resample") and "rollout.group_size" in message
+    assert load(overrides=["rollout.resample=2"]).rollout.resample == 2

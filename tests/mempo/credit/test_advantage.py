@@ -95,9 +95,9 @@ def test_fault_18_differences_of_equal_probabilities_are_rounding_noise() -> Non
     # P(memory) - P(history), both 0.7 but for the last bit of a float32
     noise = [[6e-8, 0.0], [-6e-8]]
     assert memory_advantage(noise)[1][0] < -1  # on their own scale they look like a signal
-    assert memory_advantage(noise, scale=0.7) == [[0.0, 0.0], [0.0]]
-    assert memory_advantage(noise, "step", scale=0.7) == [[0.0, 0.0], [0.0]]
-    real = memory_advantage([[1e-5], [3e-5]], scale=0.7)
+    assert memory_advantage(noise, magnitude=0.7) == [[0.0, 0.0], [0.0]]
+    assert memory_advantage(noise, "step", magnitude=0.7) == [[0.0, 0.0], [0.0]]
+    real = memory_advantage([[1e-5], [3e-5]], magnitude=0.7)
     np.testing.assert_allclose(real, [[-1], [1]])
 
 
@@ -110,6 +110,26 @@ def test_fault_20_rejected_rows_do_not_shift_the_baseline() -> None:
     got = trajectory_advantage([0, 0, 1, nan])
     np.testing.assert_allclose(got, [-sqrt(0.5), -sqrt(0.5), sqrt(2), 0], atol=1e-12)
     np.testing.assert_allclose(got, [-0.707, -0.707, 1.414, 0], atol=1e-3)
+
+
+def test_without_scale_the_mean_is_taken_off_and_nothing_divided() -> None:
+    """Dr. GRPO: [0, 0, 1, missing] has mean 1/3; equal rewards are exactly 0, not noise."""
+    got = trajectory_advantage([0, 0, 1, nan], "none")
+    np.testing.assert_allclose(got, [-1 / 3, -1 / 3, 2 / 3, 0], atol=1e-12)
+    noisy = np.full(8, np.float32(0.7))
+    np.testing.assert_array_equal(trajectory_advantage(noisy, "none"), np.zeros(8))
+    np.testing.assert_array_equal(trajectory_advantage([5.0], "none"), [0])
+    with pytest.raises(ValueError, match=r"reward\.scale"):
+        trajectory_advantage([0, 1], "mean")  # type: ignore[arg-type]
+
+
+@given(st.lists(reward, max_size=20))
+def test_scale_is_the_standard_deviation_of_the_group(rewards: list[float]) -> None:
+    finite = [r for r in rewards if isfinite(r)]
+    std = float(np.std(finite)) if finite else 0.0
+    np.testing.assert_allclose(
+        trajectory_advantage(rewards, "none"), std * trajectory_advantage(rewards), atol=1e-9
+    )
 
 
 def test_fault_26_memory_rewards_by_question_and_by_step() -> None:

@@ -158,6 +158,27 @@ def test_fault_20_a_rejected_rollout_does_not_shift_the_group(
     )
 
 
+def test_fault_20_a_rejected_rollout_shifts_no_memory_either(
+    atlas: AtlasWorld, atlas_codec: Codec, group: list[Trajectory]
+) -> None:
+    """Memories .1 .2 .3 of the kept rollout alone: mean .2, std .0816; the rejected one's .4 is
+    scored and gets nothing."""
+    group[1].reward = nan
+    credit = assign_credit(atlas_codec, group, fake_logprobs(atlas_codec, atlas), Memory())
+    np.testing.assert_allclose(credit.p_answer_mem, [0.1, 0.2, 0.3, 0.4])
+    np.testing.assert_allclose(credit.adv_mem, [-1.2247, 0, 1.2247, 0], atol=1e-4)
+    assert credit.adv_traj == [0, 0, 0, 0]
+
+
+def test_without_scale_the_trajectory_advantage_is_not_divided(
+    atlas: AtlasWorld, atlas_codec: Codec, group: list[Trajectory]
+) -> None:
+    fake = fake_logprobs(atlas_codec, atlas)
+    credit = assign_credit(atlas_codec, group, fake, Memory(), scale="none")
+    assert credit.adv_traj == [0.5, 0.5, 0.5, -0.5]
+    np.testing.assert_allclose(credit.adv_mem, [-1.342, -0.447, 0.447, 1.342], atol=1e-3)
+
+
 def test_fault_25_every_token_of_every_step_gets_the_advantage(
     atlas_codec: Codec, make_step: Callable[..., Step], make_trajectory: Make
 ) -> None:

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from mempo.config import Audit, Experiment
 from mempo.learners.iteration import AuditError, audit, train_on
 from mempo.learners.torch_learner import TrainRow
+from mempo.policies.distribution import logprobs_of
 from mempo.types import Step, Trajectory
 
 Make = Callable[..., Trajectory]
@@ -117,15 +119,110 @@ def test_fault_08_a_token_without_log_prob_is_not_trained(
     assert len(row.advantages) == len(row.old_logprobs) == 2
 
 
-def test_fault_16_missing_log_probs_are_an_error_that_names_the_rollout(
+def with_a_silent_step(make_step: Callable[..., Step], make: Make) -> list[Trajectory]:
+    """The second rollout's second step came without log-probs."""
+    return [make([make_step()]), make([make_step(), make_step(logprobs=[])], rollout=1)]
+
+
+def test_fault_16_a_correction_without_log_probs_is_an_error_that_names_the_rollout(
     make_step: Callable[..., Step], make_trajectory: Make
 ) -> None:
+    trajectories, learner = with_a_silent_step(make_step, make_trajectory), Recorder()
+    e = experiment(loss={"importance": "truncated"})
+    with pytest.raises(
+        ValueError, match=r"q rollout 1 step 1: .*missing.*loss\.importance"
+    ) as error:
+        train_on(learner, trajectories, [1] * 3, [0] * 3, e, 0)  # type: ignore[arg-type]
+    assert "\n" not in str(error.value) and not learner.batches
+
+
+def test_fault_16_without_a_correction_it_trains_unaudited_and_counted(
+    make_step: Callable[..., Step], make_trajectory: Make
+) -> None:
+    trajectories, learner = with_a_silent_step(make_step, make_trajectory), Recorder()
+    with pytest.warns(UserWarning, match="1 steps come without .* unaudited.*q rollout 1 step 1"):
+        got = train_on(learner, trajectories, [1] * 3, [0] * 3, experiment(), 0)  # type: ignore[arg-type]
+    assert got["audit/missing_steps"] == 1 and got["loss/empty_steps"] == 0
+    ((_, _, silent),) = learner.batches
+    assert silent.row.mask == [False] * 3 + [True] * 3
+    assert len(silent.advantages) == len(silent.old_logprobs) == 3 and silent.weight > 0
+
+
+def test_fault_16_where_nothing_was_audited_no_difference_is_reported(
+    make_step: Callable[..., Step], make_trajectory: Make
+) -> None:
+    trajectories = [make_trajectory([make_step(logprobs=[])])]
+    with pytest.warns(UserWarning, match="unaudited"):
+        got = train_on(Recorder(), trajectories, [1], [0], experiment(), 0)  # type: ignore[arg-type]
+    assert got["audit/missing_steps"] == 1
+    assert "audit/logprob_diff_max" not in got and "audit/logprob_diff_mean" not in got
+
+
+# --- importance, rejection
+
+
+def test_importance_of_every_token_by_hand(
+    make_step: Callable[..., Step], make_trajectory: Make
+) -> None:
+    """The learner says -1 everywhere; the sampler said -1, -1.5, -2.5 and -0.5; cap 2."""
+    steps = [make_step(logprobs=[-1.0, -1.5, -2.5]), make_step([7], logprobs=[-0.5])]
+    learner = Recorder()
+    e = experiment(loss={"importance": "truncated"}, audit={"max_diff": 2.0})
+    got = train_on(learner, [make_trajectory(steps)], [1, 1], [0, 0], e, 0)  # type: ignore[arg-type]
+    first, second = (r.importance for r in learner.batches[0])
+    assert first is not None and second is not None
+    assert first.tolist() == pytest.approx([1, np.exp(0.5), 2])
+    assert second.tolist() == pytest.approx([np.exp(-0.5)])
+    assert got["loss/importance_mean"] == pytest.approx((3 + np.exp(0.5) + np.exp(-0.5)) / 4)
+    assert got["loss/importance_capped_frac"] == 0.25
+
+
+def test_without_importance_no_token_is_weighed_by_it(
+    make_step: Callable[..., Step], make_trajectory: Make
+) -> None:
+    learner = Recorder()
+    got = train_on(learner, [make_trajectory([make_step()])], [1], [0], experiment(), 0)  # type: ignore[arg-type]
+    assert learner.batches[0][0].importance is None
+    assert not [name for name in got if "importance" in name]
+
+
+def test_fault_15_the_correction_trains_the_whole_distribution_and_audits_the_sampled_one(
+    make_step: Callable[..., Step], make_trajectory: Make
+) -> None:
+    """Logits [2, 1, 0], top_k 2: a token 0 is weighed .910 and its old log-prob is log .665."""
+
+    class ThreeWords(Recorder):
+        def logprobs(self, rows: Sequence[Any], sampling: Any = None, **_: Any) -> list[np.ndarray]:
+            logits = torch.tensor([[2.0, 1.0, 0.0]])
+            value = logprobs_of(logits, torch.tensor([0]), sampling)
+            return [np.full(r.targets, value.item()) for r in rows]
+
+    sampled = logprobs_of(torch.tensor([[2.0, 1.0]]), torch.tensor([0])).item()
+    trajectories = [make_trajectory([make_step([0, 0], logprobs=[sampled, sampled])])]
+    learner = ThreeWords()
+    e = experiment(rollout={"top_k": 2}, loss={"importance": "truncated"})
+    got = train_on(learner, trajectories, [1], [0], e, 0)  # type: ignore[arg-type]
+    assert got["audit/logprob_diff_max"] == pytest.approx(0, abs=1e-6)
+    ((row,),) = learner.batches
+    assert row.importance is not None
+    np.testing.assert_allclose(row.importance, [0.910, 0.910], atol=5e-4)
+    np.testing.assert_allclose(row.old_logprobs, np.log([0.665, 0.665]), atol=1e-3)
+
+
+def test_fault_20_a_rejected_rollout_is_not_trained_and_dilutes_no_weight(
+    make_step: Callable[..., Step], make_trajectory: Make
+) -> None:
+    """Its reward is missing; with KL it would still have a gradient."""
     trajectories = [
-        make_trajectory([make_step()]),
-        make_trajectory([make_step(), make_step(logprobs=[])], rollout=1),
+        make_trajectory([make_step()], rollout=i, reward=r)
+        for i, r in enumerate([0, 0, 1, float("nan")])
     ]
-    with pytest.raises(AuditError, match="q rollout 1 step 1: the sampler's log-probs are missing"):
-        train_on(Recorder(), trajectories, [1] * 3, [0] * 3, experiment(), 0)  # type: ignore[arg-type]
+    learner = Recorder()
+    e = experiment(loss={"kl": 0.1})
+    train_on(learner, trajectories, [-0.707, -0.707, 1.414, 0], [0] * 4, e, 0)  # type: ignore[arg-type]
+    (batch,) = learner.batches
+    assert [r.advantages[0] for r in batch] == [-0.707, -0.707, 1.414]
+    assert [r.weight for r in batch] == pytest.approx([1 / 9] * 3)
 
 
 def test_fault_17_a_trajectory_without_a_reward_is_neither_trained_nor_counted(

@@ -102,6 +102,42 @@ def test_fault_15_truncated_sampling_passes_the_audit_with_ratio_one(
         train_on(build(experiment()), trajectories, adv, adv, experiment(), 0)
 
 
+@pytest.mark.parametrize("policy", ["ppo_clip", "gspo", "cispo"])
+def test_fault_15_with_the_correction_really_sampled_tokens_weigh_less_than_one(
+    build: Callable[..., TorchLearner], sampled: Callable[..., list[Trajectory]], policy: str
+) -> None:
+    """The whole distribution gives each of the three likeliest tokens less than top-k did."""
+    e = experiment(
+        rollout={"top_k": 3}, learner={"micro_tokens": 20, "lr": 1e-3},
+        loss={"importance": "truncated", "policy": policy, "kl": 0.1, "entropy": 0.01},
+    )  # fmt: skip
+    trajectories, learner = sampled(Sampling(top_k=3)), build(e)
+    adv = per_step(trajectories, [1, -1, 1, -1])
+    got = train_on(learner, trajectories, adv, adv, e, 0)
+    assert got["audit/logprob_diff_max"] < 1e-4
+    assert 0 < got["loss/importance_mean"] < 1 and got["loss/importance_capped_frac"] == 0
+    assert got["loss/ratio_mean"] == pytest.approx(1, abs=1e-4)
+    assert got["loss/clip_frac"] == 0 and abs(got["loss/kl"]) < 1e-9
+
+
+def test_without_truncation_the_correction_finds_nothing_to_correct(
+    build: Callable[..., TorchLearner], sampled: Callable[..., list[Trajectory]]
+) -> None:
+    """Also at another temperature, which both sides share (FAULTS 11)."""
+    norms = []
+    for importance in ("none", "truncated"):
+        e = experiment(
+            rollout={"temperature": 0.7}, loss={"importance": importance}, learner={"lr": 1e-3}
+        )
+        trajectories, learner = sampled(Sampling(0.7)), build(e)
+        adv = per_step(trajectories, [1, -1, 1, -1])
+        got = train_on(learner, trajectories, adv, adv, e, 0)
+        assert got.get("loss/importance_mean", 1.0) == pytest.approx(1, abs=1e-5)
+        norms.append(got["loss/grad_norm"])
+    low, high = sorted(norms)
+    assert high - low < 1e-5 * high
+
+
 def test_a_wrong_token_fails_the_audit_and_is_named(
     build: Callable[..., TorchLearner], sampled: Callable[..., list[Trajectory]]
 ) -> None:

@@ -1,4 +1,4 @@
-"""Losses against naive loops and exact enumeration of a softmax over three tokens."""
+"""Weights of tokens and PPO clip: by hand, naive loops, a softmax over three tokens."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mempo.learners.loss import entropy, kl_penalty, ppo_clip, token_weights
+from mempo.learners.loss import ppo_clip, token_weights, truncated_importance
 
 LOGITS = [2.0, 1.0, 0.0]
-REF = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
+AGGREGATIONS = ("trajectory_mean", "sequence_mean", "token_mean", "constant")
 
 
 def t(values: list[float]) -> torch.Tensor:
@@ -27,6 +27,12 @@ def test_trajectory_mean_by_hand() -> None:
     """Trajectory 7 has steps of 2 and 3 tokens, trajectory 9 one of 4: 1/(2*5) and 1/(2*4)."""
     got = token_weights([2, 3, 4], [7, 7, 9])
     np.testing.assert_allclose(got, [0.1, 0.1, 0.125])
+
+
+def test_sequence_mean_by_hand() -> None:
+    """Three steps, whosever they are: 1/(3*2), 1/(3*3), 1/(3*4)."""
+    got = token_weights([2, 3, 4], [7, 7, 9], aggregation="sequence_mean")
+    np.testing.assert_allclose(got, [1 / 6, 1 / 9, 1 / 12])
 
 
 def test_token_mean_by_hand() -> None:
@@ -45,16 +51,16 @@ def test_fault_29_rows_without_targets_weigh_and_count_nothing() -> None:
     np.testing.assert_allclose(token_weights([4, 0], [0, 1], aggregation="token_mean"), [0.25, 0])
     constant = token_weights([4, 0], [0, 1], aggregation="constant", constant=10)
     np.testing.assert_allclose(constant, [0.1, 0])
-    for aggregation in ("trajectory_mean", "token_mean", "constant"):
+    sequences = token_weights([4, 0, 1], [0, 0, 1], aggregation="sequence_mean")
+    np.testing.assert_allclose(sequences, [1 / 8, 0, 1 / 2])
+    for aggregation in AGGREGATIONS:
         assert token_weights([0, 0], [0, 1], aggregation=aggregation).tolist() == [0, 0]
         assert token_weights([], [], aggregation=aggregation).shape == (0,)
 
 
-def test_unknown_names_are_refused() -> None:
+def test_an_unknown_aggregation_is_refused() -> None:
     with pytest.raises(ValueError, match=r"loss\.aggregation"):
         token_weights([1], [0], aggregation="mean")
-    with pytest.raises(ValueError, match=r"loss\.kl_estimator"):
-        kl_penalty(t([0]), t([0]), t([1]), estimator="k1")
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 4)), min_size=1, max_size=12))
@@ -62,7 +68,7 @@ def test_weights_sum_to_one_and_share_equally(rows: list[tuple[int, int]]) -> No
     tokens, owner = [n for n, _ in rows], [o for _, o in rows]
     if not sum(tokens):
         return
-    for aggregation in ("trajectory_mean", "token_mean"):
+    for aggregation in ("trajectory_mean", "sequence_mean", "token_mean"):
         weights = token_weights(tokens, owner, aggregation=aggregation)
         assert (weights * tokens).sum() == pytest.approx(1.0)
     weights = token_weights(tokens, owner)
@@ -72,7 +78,7 @@ def test_weights_sum_to_one_and_share_equally(rows: list[tuple[int, int]]) -> No
     assert trained == pytest.approx([1 / len(trained)] * len(trained))
 
 
-@pytest.mark.parametrize("aggregation", ["trajectory_mean", "token_mean", "constant"])
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
 def test_fault_32_duplicating_the_batch_leaves_the_loss_unchanged(aggregation: str) -> None:
     tokens, owner, values = [2, 3, 4], [0, 0, 1], np.array([0.5, -1.0, 2.0])
 
@@ -86,17 +92,34 @@ def test_fault_32_duplicating_the_batch_leaves_the_loss_unchanged(aggregation: s
     assert loss(2) == pytest.approx(loss(1))
 
 
+# --- importance of what the sampler drew
+
+
+def test_fault_15_the_whole_distribution_over_what_was_sampled_from() -> None:
+    """Logits [2, 1, 0], top_k 2: pi = .665, .245; mu = .731, .269: both weigh .910, not 1."""
+    pi = t(LOGITS).log_softmax(-1)[:2]
+    mu = t(LOGITS[:2]).log_softmax(-1)
+    np.testing.assert_allclose(truncated_importance(pi, mu, cap=2), [0.910, 0.910], atol=5e-4)
+
+
+def test_importance_is_capped_above_alone_and_stays_finite() -> None:
+    old, mu = [log(0.5), log(0.5), -1.0, 0.0, -1e9], [log(0.1), log(0.9), -1.0, -1e9, 0.0]
+    got = truncated_importance(old, mu, cap=2)
+    np.testing.assert_allclose(got, [2, 5 / 9, 1, 2, 0])
+
+
 # --- PPO clip
 
 
 def naive_ppo(
-    logp: list[float], old: list[float], adv: list[float], weight: list[float], clip: float
-) -> tuple[float, float]:
+    logp: list[float], old: list[float], adv: list[float], weight: list[float], clip: float,
+    high: float,
+) -> tuple[float, float]:  # fmt: skip
     """Loss and clip share of one token after the other."""
     loss = share = 0.0
     for lp, o, a, w in zip(logp, old, adv, weight, strict=True):
         r = exp(lp - o)
-        clipped = min(max(r, 1 - clip), 1 + clip)
+        clipped = min(max(r, 1 - clip), 1 + high)
         loss -= w * min(r * a, clipped * a)
         share += w * (clipped * a < r * a)
     return loss, share
@@ -106,13 +129,21 @@ numbers = st.floats(-3, 3).map(lambda x: round(x, 3))
 token = st.tuples(numbers, numbers, numbers, st.floats(0, 1).map(lambda x: round(x, 3)))
 
 
-@given(st.lists(token, min_size=1, max_size=20), st.floats(0.05, 0.5))
-def test_ppo_clip_equals_a_naive_loop(tokens: list[tuple], clip: float) -> None:
+@given(
+    st.lists(token, min_size=1, max_size=20),
+    st.floats(0.05, 0.5),
+    st.one_of(st.none(), st.floats(0.05, 3)),
+)
+def test_ppo_clip_equals_a_naive_loop(
+    tokens: list[tuple], clip: float, clip_high: float | None
+) -> None:
     logp, old, adv, weight = (list(column) for column in zip(*tokens, strict=True))
-    loss, metrics = ppo_clip(t(logp), t(old), t(adv), t(weight), clip=clip)
-    expected, share = naive_ppo(logp, old, adv, weight, clip)
+    loss, metrics = ppo_clip(t(logp), t(old), t(adv), t(weight), clip=clip, clip_high=clip_high)
+    expected, share = naive_ppo(logp, old, adv, weight, clip, clip_high or clip)
     assert loss.item() == pytest.approx(expected, abs=1e-9)
     assert metrics["clip_frac"].item() == pytest.approx(share, abs=1e-6)
+    ratio = sum(w * exp(lp - o) for lp, o, w in zip(logp, old, weight, strict=True))
+    assert metrics["ratio_mean"].item() == pytest.approx(ratio, abs=1e-6)
 
 
 def test_ppo_clip_by_hand() -> None:
@@ -123,6 +154,41 @@ def test_ppo_clip_by_hand() -> None:
     # min terms: 1.2 (cut), -1.5, 0.5, -0.8 (cut)
     assert loss.item() == pytest.approx(-(1.2 - 1.5 + 0.5 - 0.8) / 4)
     assert metrics["clip_frac"].item() == 0.5
+
+
+def test_clip_higher_by_hand() -> None:
+    """Ratio 1.25, clips 0.2 and 0.28: a good token may still grow; a bad one never was bounded
+    above, and below the bound stays 1 - 0.2."""
+    old, logp = t([0, 0, 0, 0]), t([log(1.25), log(1.5), log(1.5), log(0.7)])
+    adv, weight = t([1, 1, -1, -1]), t([1] * 4)
+    logp.requires_grad_()
+    loss, metrics = ppo_clip(logp, old, adv, weight, clip=0.2, clip_high=0.28)
+    # min terms: 1.25, 1.28 (cut), -1.5, -0.8 (cut)
+    assert loss.item() == pytest.approx(-(1.25 + 1.28 - 1.5 - 0.8))
+    assert metrics["clip_frac"].item() == 2
+    (gradient,) = torch.autograd.grad(loss, logp)
+    np.testing.assert_allclose(gradient.numpy(), [-1.25, 0, 1.5, 0], atol=1e-12)
+
+
+def test_importance_weighs_the_loss_and_not_the_metrics() -> None:
+    logp = t([log(1.5), log(1.1)])
+    loss, metrics = ppo_clip(
+        logp, t([0, 0]), t([1, 1]), t([0.5, 0.5]), importance_N=t([0.5, 2.0])
+    )  # fmt: skip
+    assert loss.item() == pytest.approx(-(0.5 * 0.5 * 1.2 + 0.5 * 2 * 1.1))
+    assert metrics["clip_frac"].item() == 0.5
+    assert metrics["ratio_mean"].item() == pytest.approx(1.3)
+
+
+def test_a_ratio_beyond_float32_leaves_the_loss_finite() -> None:
+    """exp(200) is inf in float32, and inf times an advantage of 0 would be NaN."""
+    logp = torch.tensor([0.0, 0.0], requires_grad=True)
+    loss, metrics = ppo_clip(
+        logp, torch.tensor([-200.0, -200.0]), torch.tensor([0.0, -1.0]), torch.tensor([0.5, 0.5])
+    )
+    (gradient,) = torch.autograd.grad(loss, logp)
+    assert torch.isfinite(loss) and torch.isfinite(gradient).all()
+    assert all(torch.isfinite(m) for m in metrics.values())
 
 
 def test_first_update_has_the_policy_gradient() -> None:
@@ -179,61 +245,3 @@ def test_splitting_a_batch_changes_nothing() -> None:
     assert sum(m["clip_frac"].item() for _, m in parts) == pytest.approx(
         metrics["clip_frac"].item()
     )
-
-
-# --- KL
-
-
-def expected_gradient(estimator: str) -> np.ndarray:
-    """E over y ~ pi of the gradient of the estimator at y, enumerated: weights pi, detached."""
-    logits = t(LOGITS).requires_grad_()
-    logp = logits.log_softmax(-1)
-    loss = kl_penalty(logp, REF.log(), logp.detach().exp(), estimator=estimator)
-    return torch.autograd.grad(loss, logits)[0].numpy()
-
-
-def exact_gradient(forward: bool) -> np.ndarray:
-    """Gradient of KL(pi || ref) (forward) or KL(ref || pi), all of it differentiated."""
-    logits = t(LOGITS).requires_grad_()
-    logp = logits.log_softmax(-1)
-    kl = (logp.exp() * (logp - REF.log())).sum() if forward else (REF * (REF.log() - logp)).sum()
-    return torch.autograd.grad(kl, logits)[0].numpy()
-
-
-def test_fault_30_expected_gradients_of_the_kl_estimators() -> None:
-    np.testing.assert_allclose(expected_gradient("k2"), exact_gradient(True), atol=1e-12)
-    np.testing.assert_allclose(expected_gradient("k2"), [0.403, -0.196, -0.208], atol=1e-3)
-    np.testing.assert_allclose(expected_gradient("k3"), exact_gradient(False), atol=1e-12)
-    np.testing.assert_allclose(expected_gradient("k3"), [0.465, -0.055, -0.410], atol=1e-3)
-
-
-def test_fault_30_k1_has_no_expected_gradient() -> None:
-    """Why it is not offered: E[d log pi] = 0."""
-    logits = t(LOGITS).requires_grad_()
-    logp = logits.log_softmax(-1)
-    loss = (logp.detach().exp() * (logp - REF.log())).sum()
-    np.testing.assert_allclose(torch.autograd.grad(loss, logits)[0].numpy(), [0, 0, 0], atol=1e-12)
-
-
-def test_kl_values_by_hand() -> None:
-    logp, ref, weight = t([log(0.5)]), t([log(0.25)]), t([2.0])
-    assert kl_penalty(logp, ref, weight, estimator="k2").item() == pytest.approx(log(2) ** 2)
-    # k3: exp(-log 2) - 1 + log 2 = log 2 - 1/2
-    assert kl_penalty(logp, ref, weight, estimator="k3").item() == pytest.approx(2 * log(2) - 1)
-
-
-@pytest.mark.parametrize("estimator", ["k2", "k3"])
-def test_kl_to_itself_is_zero_with_zero_gradient(estimator: str) -> None:
-    logp = t([-1, -2]).requires_grad_()
-    kl = kl_penalty(logp, logp.detach(), t([0.5, 0.5]), estimator=estimator)
-    assert kl.item() == 0
-    assert torch.autograd.grad(kl, logp)[0].tolist() == [0, 0]
-
-
-# --- entropy
-
-
-def test_entropy_by_hand() -> None:
-    got = entropy(torch.tensor([[0.0, 0.0, 0.0, 0.0], [log(3), 0.0, -80.0, -80.0]]))
-    expected = [log(4), -(0.75 * log(0.75) + 0.25 * log(0.25))]
-    np.testing.assert_allclose(got.numpy(), expected, atol=1e-6)
