@@ -288,14 +288,19 @@ class Memory(Settings):
 
 
 class Loss(Settings):
-    """The loss: a clipped policy term, a KL penalty, an entropy bonus. Dr. GRPO is aggregation
-    'constant' with reward.scale 'none'; DAPO's clip-higher is `clip_high`."""
+    """The loss: a clipped policy term, a KL penalty, an entropy bonus; or DPO's. Dr. GRPO is
+    aggregation 'constant' with reward.scale 'none'; DAPO's clip-higher is `clip_high`."""
 
-    policy: Literal["ppo_clip", "gspo", "cispo"] = Field(
+    policy: Literal["ppo_clip", "gspo", "cispo", "dpo"] = Field(
         default="ppo_clip",
         description="'ppo_clip': clipped ratio of each token. 'gspo': of each step, the geometric "
         "mean over its tokens; set clip far lower (the paper: clip 3e-4, clip_high 4e-4). 'cispo': "
-        "no token loses its gradient; its ratio is only a weight, capped at 1 + clip_high.",
+        "no token loses its gradient; its ratio is only a weight, capped at 1 + clip_high. 'dpo': "
+        "no advantages; in each group, trajectories that did well are preferred to ones that did "
+        "not, or that asked their store more often.",
+    )
+    beta: float = Field(
+        default=0.1, gt=0.0, description="DPO: how strongly it is held to the start policy."
     )
     clip: float = Field(
         default=0.2, gt=0.0, lt=1.0, description="Clip range of the ratio: 1 - clip to 1 + clip."
@@ -334,6 +339,26 @@ class Loss(Settings):
     importance_cap: float = Field(
         default=2.0, gt=0.0, description="Upper bound of the weight of importance 'truncated'."
     )
+
+    @model_validator(mode="after")
+    def _fits(self) -> Loss:
+        ignored = {"kl": self.kl > 0, "entropy": self.entropy > 0, "importance": self.corrected}
+        for name in (n for n, on in ignored.items() if on and self.policy == "dpo"):
+            raise ValueError(
+                f"loss.{name} is set, but loss.policy 'dpo' has its own pull to the start policy "
+                "(loss.beta) and no ratios; leave it out"
+            )
+        return self
+
+    @property
+    def corrected(self) -> bool:
+        """Whether tokens are weighted for what the sampler drew them from."""
+        return self.importance == "truncated"
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the learner has to keep the start policy."""
+        return self.kl > 0 or self.policy == "dpo"
 
 
 class Learner(Settings):
@@ -515,8 +540,10 @@ class Experiment(Settings):
     cluster: Cluster = Cluster()
 
     @property
-    def algorithm(self) -> Literal["grpo", "mempo"]:
+    def algorithm(self) -> Literal["grpo", "mempo", "dpo"]:
         """The tag of the run: without a memory, or without its advantage, MemPO is GRPO."""
+        if self.loss.policy == "dpo":
+            return "dpo"
         # A single iteration is the first one, whatever the weight would go to.
         weighted = self.memory.trained if self.iterations > 1 else self.memory.weight > 0
         return "mempo" if self.agent.remembers and weighted else "grpo"

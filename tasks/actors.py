@@ -158,7 +158,7 @@ class Learner:
             load_model(experiment.policy, self.codec, seed=experiment.seed),
             self.codec,
             experiment.learner,
-            reference=experiment.loss.kl > 0,
+            reference=experiment.loss.needs_reference,
         )
 
     def score(self, path: Path, iteration: int) -> Metrics:

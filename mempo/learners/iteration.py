@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import isfinite
 
 import numpy as np
 
 from mempo.config import Audit, Experiment
 from mempo.credit.advantage import token_advantages
+from mempo.credit.preferences import preference_pairs
 from mempo.credit.schedule import memory_weight
 from mempo.draws import generator
+from mempo.learners.dpo import Lived, dpo_update
 from mempo.learners.loss import token_weights, truncated_importance
 from mempo.learners.packing import sampled_row
 from mempo.learners.torch_learner import TorchLearner, TrainRow
 from mempo.policies.distribution import Sampling
 from mempo.types import Trajectory
+
+SHOWN = (  # of an optimiser step's results, as metrics loss/...
+    *("policy", "kl", "clip_frac", "ratio_mean", "entropy", "grad_norm"),
+    *("margin", "preferred_frac", "pairs"),
+)
 
 
 class AuditError(RuntimeError):
@@ -45,7 +52,7 @@ def train_on(
     """
     rollout, settings = experiment.rollout, experiment.loss
     sampled_from = Sampling(rollout.temperature, rollout.top_p, rollout.top_k)
-    corrected = settings.importance == "truncated"
+    corrected = settings.corrected
     sampling = Sampling(rollout.temperature) if corrected else sampled_from
     steps = [(n, s) for n, t in enumerate(trajectories) for s in t.steps]
     names = [
@@ -79,7 +86,9 @@ def train_on(
         )
     metrics["audit/missing_steps"] = float(len(silent))
     metrics["loss/empty_steps"] = float(len(empty))
-    reference = learner.logprobs(rows, sampling, reference=True) if settings.kl > 0 else None
+    reference = None
+    if settings.needs_reference:
+        reference = learner.logprobs(rows, sampling, reference=True)
     importance = None
     if corrected:
         cap = settings.importance_cap
@@ -88,6 +97,13 @@ def train_on(
             for o, (_, s) in zip(old, steps, strict=True)
         ]
         metrics |= _importance_metrics(importance, cap)
+    if reference is not None and settings.policy == "dpo":
+        lived = {n: Lived([], 0.0) for n in range(len(trajectories))}
+        for row, ref, (n, _) in zip(rows, reference, steps, strict=True):
+            lived[n].rows.append(row)
+            lived[n].ref_logprob += float(ref.sum())
+        results = _prefer(learner, trajectories, lived, experiment, iteration, sampling)
+        return {**metrics, **_summary(results)}
     weight = memory_weight(experiment.memory, iteration, experiment.iterations)
     advantages = [
         token_advantages(row.targets, s.mem_spans, at, am, weight)
@@ -122,6 +138,28 @@ def train_on(
             ]
             results.append(learner.update(batch, settings, sampling))
     return {**metrics, **_summary(results)}
+
+
+def _prefer(
+    learner: TorchLearner,
+    trajectories: Sequence[Trajectory],
+    lived: Mapping[int, Lived],
+    experiment: Experiment,
+    iteration: int,
+    sampling: Sampling,
+) -> list[dict[str, float]]:
+    """The optimiser steps of DPO; minibatches are split by pair."""
+    pairs = preference_pairs(trajectories)
+    results = []
+    for epoch in range(experiment.learner.epochs):
+        rng = generator(experiment.seed, "minibatch", iteration, epoch)
+        order = rng.permutation(len(pairs))
+        for part in np.array_split(order, experiment.learner.minibatches):
+            chosen = [pairs[i] for i in part]
+            beta = experiment.loss.beta
+            results.append(dpo_update(learner, lived, chosen, beta=beta, sampling=sampling))
+            results[-1]["pairs"] = float(len(chosen))
+    return results
 
 
 def audit(
@@ -177,9 +215,7 @@ def _summary(results: Sequence[dict[str, float]]) -> dict[str, float]:
     taken = [r for r in results if not r["skipped"]]
     shown = taken or results[:1]
     metrics = {
-        f"loss/{n}": float(np.mean([r[n] for r in shown]))
-        for n in ("policy", "kl", "clip_frac", "ratio_mean", "entropy", "grad_norm")
-        if shown and n in shown[0]
+        f"loss/{n}": float(np.mean([r[n] for r in shown])) for n in SHOWN if shown and n in shown[0]
     }
     metrics["loss/skipped_updates"] = float(len(results) - len(taken))
     return metrics

@@ -120,6 +120,8 @@ def policy_loss(
             return gspo(*given, targets.rows, clip=low, clip_high=high, importance_N=rho)
         case "cispo":
             return cispo(*given, clip_high=high, importance_N=rho)
+        case "dpo":
+            raise ValueError("loss.policy 'dpo' compares whole trajectories: see learners/dpo.py")
 
 
 def ppo_clip(

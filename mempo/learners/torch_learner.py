@@ -68,7 +68,9 @@ class TorchLearner:
         """[targets] log-probs of each row's targets; temperature 1, whole vocabulary by default."""
         model = self.reference if reference else self.model
         if model is None:
-            raise ValueError("this learner was made without a reference policy (loss.kl is 0)")
+            raise ValueError(
+                "this learner was made without a reference policy (loss.kl is 0, and no dpo)"
+            )
         results = [np.zeros(0, dtype=np.float32) for _ in rows]
         for batch in micro_batches(rows, self.settings.micro_tokens):
             chosen = [rows[i] for i in batch]
@@ -115,6 +117,23 @@ class TorchLearner:
         divisor = {"policy": 1.0, "entropy": float(sum(r.row.targets for r in useful))}
         means = {name: value / divisor.get(name, weight) for name, value in sums.items()}
         return {**means, "grad_norm": self.optimizer.step(self.settings.lr), "skipped": 0.0}
+
+    def descend(
+        self, rows: Sequence[Row], coefficients: Sequence[float], sampling: Sampling | None = None
+    ) -> float:
+        """One optimiser step down sum_r c_r sum_k log pi(k); the gradient's norm.
+
+        coefficients: c_r of each row, its targets' k. Rows with c = 0 cost nothing.
+        """
+        used = [(row, c) for row, c in zip(rows, coefficients, strict=True) if c]
+        for batch in micro_batches([row for row, _ in used], self.settings.micro_tokens):
+            chosen = [used[i][0] for i in batch]
+            logits, targets = target_logits(self.model, chosen, self.codec.pad_id)
+            weights = np.concatenate([np.full(used[i][0].targets, used[i][1]) for i in batch])
+            logp = logprobs_of(logits, targets, sampling)
+            (logp * torch.from_numpy(weights).to(logp)).sum().backward()
+            self.tokens += sum(len(row.ids) for row in chosen)
+        return self.optimizer.step(self.settings.lr)
 
     def supervise(self, rows: Sequence[Row], lr: float, temperature: float = 1.0) -> float:
         """One optimiser step of maximum likelihood; the mean loss per target in nats.

@@ -11,6 +11,7 @@ import pytest
 from mempo.agent.protocol import STOP_STRINGS
 from mempo.config import Experiment
 from mempo.learners.iteration import AuditError, train_on
+from mempo.learners.packing import sampled_row
 from mempo.learners.torch_learner import TorchLearner
 from mempo.policies.codec import Codec
 from mempo.policies.distribution import Sampling
@@ -28,7 +29,9 @@ def experiment(**sections: dict[str, Any]) -> Experiment:
 @pytest.fixture
 def build(sharp_policy: Any, atlas_codec: Codec) -> Callable[[Experiment], TorchLearner]:
     def make(e: Experiment) -> TorchLearner:
-        return TorchLearner(deepcopy(sharp_policy), atlas_codec, e.learner, reference=e.loss.kl > 0)
+        return TorchLearner(
+            deepcopy(sharp_policy), atlas_codec, e.learner, reference=e.loss.needs_reference
+        )
 
     return make
 
@@ -230,3 +233,41 @@ def test_fault_27_nothing_to_train_on_is_a_skip(build: Callable[..., TorchLearne
     got = train_on(build(e), [], [], [], e, 0)
     assert got["loss/skipped_updates"] == 1 and got["loss/policy"] == 0
     assert got["audit/logprob_diff_max"] == 0
+
+
+def test_dpo_makes_the_preferred_trajectories_likelier(
+    build: Callable[[Experiment], TorchLearner], sampled: Callable[..., list[Trajectory]]
+) -> None:
+    e = experiment(loss={"policy": "dpo"}, learner={"lr": 1e-3, "epochs": 3, "minibatches": 2})
+    trajectories = sampled(count=4)
+    for t, right in zip(trajectories, (0, 1, 1, 0), strict=True):
+        t.reward, t.em, t.format = float(right), float(right), 1.0
+    learner = build(e)
+    metrics = train_on(learner, trajectories, [], [], e, 0)
+    assert (metrics["loss/pairs"], metrics["loss/skipped_updates"]) == (1.0, 0.0)
+    rows = [
+        sampled_row(s.prompt_ids, s.output_ids, len(s.logprobs))
+        for t in trajectories for s in t.steps
+    ]  # fmt: skip
+    change = [
+        float((new - old).sum())
+        for new, old in zip(
+            learner.logprobs(rows), learner.logprobs(rows, reference=True), strict=True
+        )
+    ]
+    by_trajectory = [change[0], sum(change[1:3]), change[3], sum(change[4:6])]
+    assert min(by_trajectory[1:3]) > max(by_trajectory[0], by_trajectory[3])
+
+
+def test_dpo_without_a_preference_takes_no_step(
+    build: Callable[[Experiment], TorchLearner], sampled: Callable[..., list[Trajectory]]
+) -> None:
+    e = experiment(loss={"policy": "dpo"}, learner={"lr": 1e-3})
+    trajectories = sampled(count=4)
+    for t in trajectories:
+        t.reward, t.em = 0.5, 0.0
+    learner = build(e)
+    before = digest(learner.model)
+    metrics = train_on(learner, trajectories, [], [], e, 0)
+    assert metrics["loss/skipped_updates"] == 1.0
+    assert digest(learner.model) == before
