@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from conf.load import setting_names
 from flows.doctor_credit import check_memory
 from flows.doctor_data import Kind, check_data
-from flows.doctor_model import check_lengths, check_model, read_codec
+from flows.doctor_model import check_lengths, check_model, check_words, read_codec
 from flows.doctor_tracking import check_tracking
 from mempo.config import Cluster, Experiment
 from tasks import store
@@ -67,6 +67,12 @@ def check(experiment: Experiment, kind: Kind = "train") -> list[Finding]:
             probes.append(("memory.weight", lambda: check_memory(experiment)))
     findings = [_finding(setting, probe) for setting, probe in probes]
     readable = all(finding.ok for finding in findings if finding.setting == "policy.model")
+
+    def words_probe() -> str:
+        return check_words(experiment, read_codec(experiment.policy, experiment.environment))
+
+    if readable:
+        findings.append(_finding("agent.kind", words_probe))
 
     def data_probe() -> str:
         codec = read_codec(experiment.policy, experiment.environment) if readable else None

@@ -54,6 +54,25 @@ def read_codec(policy: Policy, environment: Environment) -> Codec:
         ) from None
 
 
+def check_words(experiment: Experiment, codec: Codec) -> str:
+    """Whether the tokenizer knows the words of the agent's protocol.
+
+    A vocabulary of words made for one world lacks those of an agent it was not made for.
+    """
+    from mempo.agent.protocol import protocol_words  # imports transformers
+
+    unknown = codec.tokenizer.unk_token_id
+    text = protocol_words(experiment.agent)
+    if unknown is not None and unknown in codec.encode(text):
+        lost = [word for word in text.split() if unknown in codec.encode(word)]
+        raise ValueError(
+            f"agent.kind '{experiment.agent.kind}' with agent.prompt '{experiment.agent.prompt}': "
+            f"the vocabulary of {experiment.policy.model} lacks {', '.join(lost[:3])}; set "
+            "agent.prompt=short, or train a policy for this agent (`mempo sft`, sft.agents)"
+        )
+    return "every word of the agent's protocol is known"
+
+
 def check_lengths(experiment: Experiment) -> str:
     """Whether a step fits into the positions of the model."""
     rollout = experiment.rollout

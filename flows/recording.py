@@ -42,13 +42,23 @@ class RunResult:
     table: str = ""  # for the terminal
 
 
+AGENT_NAMES = {  # in tables; the self-memory agent is the rule
+    "self_memory": "",
+    "react": "ReAct",
+    "truncation": "Truncation",
+    "summary": "Summary",
+    "retrieval": "Retrieval",
+    "external": "External",
+}
+
+
 def method_name(experiment: Experiment) -> str:
     """How tables and pictures call what this experiment trains or measures."""
-    if experiment.agent.kind == "react":
-        return "ReAct" if experiment.iterations == 0 else "ReAct + GRPO"
+    agent = AGENT_NAMES[experiment.agent.kind]
     if experiment.iterations == 0:
-        return "SFT"
-    return {"mempo": "MemPO", "grpo": "GRPO"}[experiment.algorithm]
+        return agent or "SFT"
+    algorithm = {"mempo": "MemPO", "grpo": "GRPO", "dpo": "DPO"}[experiment.algorithm]
+    return f"{agent} + {algorithm}" if agent else algorithm
 
 
 @contextmanager

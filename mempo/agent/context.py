@@ -10,13 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from mempo.agent import external
-from mempo.agent.protocol import information_ids, memory_block_ids
+from mempo.agent.protocol import SUMMARISE, information_ids, memory_block_ids
 from mempo.agent.similarity import most_similar
 from mempo.config import Agent, writes_memory
 from mempo.policies.codec import Codec
 from mempo.types import Question, Step
-
-SUMMARISE = "summarise"  # the harness's word before a step that has to write a summary
 
 View = Callable[[Agent, Codec, Question, Sequence[int], Sequence[Step]], list[int]]
 

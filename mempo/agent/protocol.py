@@ -21,6 +21,8 @@ from mempo.types import Action, Question
 STOP_STRINGS = ("</tool_call>", "</answer>")
 ANSWER_OPEN = "<answer>"
 GRAINS = ("summary", "facts")  # of a memory of two grains, in their order
+SUMMARISE = "summarise"  # the harness's word before a step that has to write a summary
+STORE_KINDS = ("segments", "summaries")  # what a query to an external memory asks for
 
 _TASK = (
     "Answer the question, or several joined with '; ' in their order. Search with "
@@ -54,6 +56,20 @@ def system_prompt(agent: Agent) -> str:
     if agent.prompt == "short":
         return agent.kind
     return _TASK + _PROMPTS[agent.kind].replace("{memory}", _MEMORY[agent.grains])
+
+
+def protocol_words(agent: Agent) -> str:
+    """What the harness puts before the policy, and what the policy has to write, as one text."""
+    blocks = ["think", "tool_call", "answer", "information"]
+    extra = {
+        "self_memory": ["mem"],
+        "summary": ["mem", SUMMARISE],
+        "external": ["query", "retrieved", "store", *STORE_KINDS],
+    }.get(agent.kind, [])
+    names = [*blocks, *extra, *(GRAINS if agent.grains == 2 else ())]
+    plain = {SUMMARISE, *STORE_KINDS}
+    words = [name if name in plain else f"<{name}> </{name}>" for name in names]
+    return " ".join([system_prompt(agent), *words])
 
 
 def stop_strings(agent: Agent) -> tuple[str, ...]:

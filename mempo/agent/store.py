@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from mempo.agent.protocol import STORE_KINDS
 from mempo.agent.similarity import most_similar
 
 Kind = Literal["segments", "summaries"]
-KINDS: tuple[Kind, ...] = ("segments", "summaries")
+KINDS: tuple[Kind, ...] = STORE_KINDS
 NOTHING = "nothing"  # what a query that finds nothing is told
 
 _SENTENCE = re.compile(r"\s+;\s+|(?<=[.!?])\s+|\n+")
