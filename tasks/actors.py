@@ -79,9 +79,7 @@ class Sampler:
         write_rollouts(path, trajectories)
         return rollout_metrics(trajectories)
 
-    def evaluate(
-        self, path: Path, objectives: int, temperature: float, passes: int = 1
-    ) -> Metrics:
+    def evaluate(self, path: Path, objectives: int, temperature: float, passes: int = 1) -> Metrics:
         """`passes` trajectories for each evaluation question into `path`; their token counts."""
         from mempo.evaluation.metrics import rollout_metrics
         from mempo.policies.distribution import Sampling

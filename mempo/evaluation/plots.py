@@ -253,7 +253,7 @@ def points(rows: pd.DataFrame, metric: str, by: Sequence[str]) -> pd.DataFrame:
     for where, group in rows.groupby(list(by)):
         if group[metric].isna().all():
             continue
-        here = dict(zip(by, where, strict=True)) | {"metric": metric}
+        here: dict[str, object] = {**dict(zip(by, where, strict=True)), "metric": metric}
         whole = mean_interval(group, metric, key=(metric, *(str(value) for value in where)))
         found.append(
             here | {"seed": None, "value": whole.mean, "low": whole.low, "high": whole.high}

@@ -101,8 +101,9 @@ def _by_step(
 
 def _steps(rows: pd.DataFrame, column: str) -> pd.DataFrame:
     """Mean and interval of a list column per method, K and step."""
-    kept = rows[rows[column].map(lambda values: isinstance(values, list) and len(values) > 0)]
-    kept = kept.assign(step=kept[column].map(lambda values: list(range(1, len(values) + 1))))
+    lists = [values if isinstance(values, list) else [] for values in rows[column]]
+    kept = rows.assign(step=pd.Series([list(range(1, len(v) + 1)) for v in lists], rows.index))
+    kept = kept[[len(values) > 0 for values in lists]]
     flat = kept.explode([column, "step"], ignore_index=True)
     flat = flat.astype({column: float, "step": int})
     flat = flat[np.isfinite(flat[column])]

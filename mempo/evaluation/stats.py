@@ -208,10 +208,10 @@ def paired_difference(
     """Mean of a's minus b's `metric` over tasks both were given, paired by training run.
 
     `a` and `b` are rows of `evaluations` of one method each; a pair has the same (seed,
-    objectives, question_id), and the same start and mode where both tables say it. Rows of the same task
-    are averaged first; a task without a finite value on both sides is left out. The interval is
-    `crossed_interval` of the differences: seeds are the outer level, with one seed it is over
-    questions only. Raises ValueError on missing columns.
+    objectives, question_id), and the same start and mode where both tables say it. Rows of the
+    same task are averaged first; a task without a finite value on both sides is left out. The
+    interval is `crossed_interval` of the differences: seeds are the outer level, with one seed it
+    is over questions only. Raises ValueError on missing columns.
     """
     on = ["seed", "objectives", "question_id"]
     if "start" in a.columns and "start" in b.columns:

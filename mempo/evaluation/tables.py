@@ -34,6 +34,7 @@ METRICS = {
     "em_sum": ("EM sum", "{:.2f}", "{:+.2f}"),
 }
 _SCALE = {"usd": 1000.0}  # a task costs too little to be read
+_NO_PAIR = PairedDifference({}, float("nan"), float("nan"), float("nan"), 0)
 _PAPER = ("f1", "em", "tt", "pt")
 _COMPARED = ("f1", "em", "p_answer", "tt", "pt", "steps")
 
@@ -59,7 +60,7 @@ def paper_table(evaluations: pd.DataFrame) -> pd.DataFrame:
                     row = {"mode": mode, "method": method, "objectives": k, "metric": metric}
                     row |= {"mean": found.mean, "low": found.low, "high": found.high}
                     one = against_baseline(tasks, method, metric, mode, k)
-                    one = one or PairedDifference({}, *[float("nan")] * 3, 0)
+                    one = one or _NO_PAIR
                     row |= {
                         "difference": one.mean,
                         "difference_low": one.low,

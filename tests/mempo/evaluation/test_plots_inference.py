@@ -28,8 +28,11 @@ def test_f1_against_tokens_has_a_point_per_method_and_objectives():
         task("ReAct", "a", f1=0.75, tt=900),
     ]
     figure, data = score_by_tokens(pd.DataFrame(rows))
-    found = {(r["method"], r["objectives"]): (r["tt"], r["f1"]) for r in data.to_dict("records")}
-    assert found == {("MemPO", 2): (200, 0.75), ("MemPO", 4): (500, 0.25), ("ReAct", 2): (900, 0.75)}
+    assert data[["method", "objectives", "tt", "f1"]].to_numpy().tolist() == [
+        ["MemPO", 2, 200.0, 0.75],
+        ["MemPO", 4, 500.0, 0.25],
+        ["ReAct", 2, 900.0, 0.75],
+    ]
     [axes] = figure.axes
     assert [text.get_text() for text in axes.texts] == ["2", "2", "4"]
 

@@ -6,10 +6,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from mempo.evaluation.gains import difference_lines
 from mempo.evaluation.report import write_report
 from mempo.evaluation.stats import paired_difference, summary_table
-from mempo.evaluation.tables import terminal_table
 
 NAN = float("nan")
 
@@ -30,7 +28,8 @@ def new_columns(table: pd.DataFrame) -> pd.DataFrame:
     remembers = (table["method"] != "ReAct").tolist()
     for name, values in lists.items():
         kept = values if name == "step_context_tokens" else [None] * 3
-        table = table.assign(**{name: [values if r else kept for r in remembers]})
+        column = pd.Series([values if r else kept for r in remembers], table.index)
+        table = table.assign(**{name: column})
     numbers = {"usd": 0.0012, "mem_tokens": 5.0, "em_sum": 0.0}
     return table.assign(**numbers, f1_sum=2 * table["f1"], history="1", policy="")
 

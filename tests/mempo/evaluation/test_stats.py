@@ -344,12 +344,8 @@ def test_a_question_with_more_passes_weighs_no_more():
 
 
 def test_the_same_seed_from_two_cold_starts_is_two_runs():
-    ours = table(
-        task("MemPO", 0, "a", 1.0, start="one"), task("MemPO", 0, "a", 0.5, start="two")
-    )
-    theirs = table(
-        task("GRPO", 0, "a", 0.25, start="one"), task("GRPO", 0, "a", 0.5, start="two")
-    )
+    ours = table(task("MemPO", 0, "a", 1.0, start="one"), task("MemPO", 0, "a", 0.5, start="two"))
+    theirs = table(task("GRPO", 0, "a", 0.25, start="one"), task("GRPO", 0, "a", 0.5, start="two"))
     found = paired_difference(ours, theirs)
     assert found.per_seed == {("one", 0): 0.75, ("two", 0): 0.0}
     assert (found.mean, found.pairs) == (0.375, 2)
