@@ -70,7 +70,13 @@ def trajectories_html(
     return (
         templates()
         .get_template("viewer.html.j2")
-        .render(cards=cards, methods=methods, plus=_tint(_FULL_TINT), minus=_tint(-_FULL_TINT))
+        .render(
+            cards=cards,
+            methods=methods,
+            tinted=any(card["badge"] for card in cards),
+            plus=_tint(_FULL_TINT),
+            minus=_tint(-_FULL_TINT),
+        )
     )
 
 

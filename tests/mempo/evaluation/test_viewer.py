@@ -207,6 +207,12 @@ def test_advantages_tint_what_they_are_of(read_page):
     ]
 
 
+def test_the_tints_are_explained_where_there_are_any(read_page):
+    for advantage, explained in ((1.0, True), (None, False)):
+        page = read_page(trajectories_html([trajectory(advantage=advantage)]))
+        assert ("blue is positive" in page.text) is explained
+
+
 def test_a_page_gives_its_colours_to_the_trajectories(read_page):
     styles = {"ours": Style("#123456", "o")}
     page = read_page(trajectories_html([trajectory(method="ours")], styles))
