@@ -36,20 +36,30 @@ def evaluate_policy(
         area = "eval" if mode == "greedy" else "eval_sampled"
         for k in settings.objectives:
             found, cost = stages.run(
-                stages.evaluate, experiment.cluster, sampler, learner, settings, folder, k, mode
+                stages.evaluate,
+                experiment.cluster,
+                sampler,
+                learner,
+                settings,
+                folder,
+                k,
+                mode,
+                experiment.price,
             )
             metrics |= found
             costs = {n: costs.get(n, 0.0) + v for n, v in cost.items()}
             f1, em, p = (found[f"{area}/n{k}/{name}"] for name in ("f1", "em", "p_answer"))
+            every = settings.passes if mode == "sampled" else 1
+            times = f" x {every} passes" if every > 1 else ""
             say(
-                f"evaluated {settings.questions} tasks of {k} objective(s), {mode}: "
+                f"evaluated {settings.questions} tasks{times} of {k} objective(s), {mode}: "
                 f"F1 {f1:.3f}  EM {em:.3f}  P(answer|memory) {p:.3f}",
                 label,
             )
             path = folder / f"evaluate-n{k}-{mode}.parquet"
             tasks += json.loads(path.with_suffix(".json").read_text())
             if mode == "sampled" or not settings.sampled:
-                reference = sampler.describe.remote(path, SHOWN)
+                reference = sampler.describe.remote(path, SHOWN, every)
                 shown += placement.wait(reference, experiment.cluster, "describe")
     spent = {
         "cost/evaluate_usd": usd(costs, experiment.price),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks import store
+from tasks.records import RunInfo
 from tasks.tracking import Tracker
 
 CURVES = (
@@ -49,8 +50,10 @@ def report_runs(
     """
     import pandas as pd
 
+    from mempo.evaluation.gains import difference_lines
     from mempo.evaluation.markdown import check_section, replace_section, results_markdown
-    from mempo.evaluation.report import difference_lines, terminal_table, write_report
+    from mempo.evaluation.report import write_report
+    from mempo.evaluation.tables import terminal_table
 
     target, _, section = into.partition("#")
     if into:
@@ -70,12 +73,14 @@ def report_runs(
     infos = {run_id: tracker.run_info(run_id) for run_id in wanted}
     tasks: list[dict[str, Any]] = []
     trajectories: list[dict[str, Any]] = []
+    starts = _starts(infos)
     for run_id, info in infos.items():
         who = {
             "method": info.tags.get("mempo.method", info.name),
             "seed": int(info.tags.get("mempo.seed", 0)),
         }
-        tasks += [who | row for row in _artifact(tracker, run_id, "evaluation/tasks.json")]
+        of_run = who | starts.get(run_id, {}) | _policy(info)
+        tasks += [of_run | row for row in _artifact(tracker, run_id, "evaluation/tasks.json")]
         for file in ("training/trajectories.json", "evaluation/trajectories.json"):
             trajectories += [who | t for t in _artifact(tracker, run_id, file)]
     curves = tracker.curves(wanted, CURVES)
@@ -109,7 +114,28 @@ def report_runs(
     return page, "\n".join([terminal_table(evaluations), "", *differences])
 
 
-def _facts(infos: dict[str, Any]) -> dict[str, str]:
+def _starts(infos: dict[str, RunInfo]) -> dict[str, dict[str, str]]:
+    """The column `start` by run, the policy it began from: where a method has a seed twice."""
+    starts = {run_id: info.params.get("policy.model", "") for run_id, info in infos.items()}
+    begun: dict[tuple[str, str], set[str]] = {}
+    for run_id, info in infos.items():
+        run = (info.tags.get("mempo.method", info.name), info.tags.get("mempo.seed", "0"))
+        begun.setdefault(run, set()).add(starts[run_id])
+    several = any(len(of_run) > 1 for of_run in begun.values())
+    return {run_id: {"start": start} for run_id, start in starts.items()} if several else {}
+
+
+def _policy(info: RunInfo) -> dict[str, str]:
+    """The columns `history`, empty for agents without one, and `policy`, for untrained weights."""
+    remembers = info.params.get("agent.kind") == "self_memory"
+    trained = info.params.get("iterations") != "0"
+    return {
+        "history": info.params.get("agent.history", "") if remembers else "",
+        "policy": "" if trained else info.params.get("policy.model", ""),
+    }
+
+
+def _facts(infos: dict[str, RunInfo]) -> dict[str, str]:
     tags = [i.tags for i in infos.values()]
 
     def values(name: str) -> str:

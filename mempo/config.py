@@ -443,6 +443,11 @@ class Evaluate(Settings):
     sampled: bool = Field(
         default=True, description="Also sample at temperature 1 (eval_sampled/...)."
     )
+    passes: Positive = Field(
+        default=1,
+        description="Sampled answers per question, each with draws of its own; intervals count "
+        "them as one question. Greedy decoding always answers once.",
+    )
     before: bool = Field(
         default=True, description="Also measure the policy before its first update."
     )

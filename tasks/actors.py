@@ -99,8 +99,8 @@ class Sampler:
             "group/resampled_frac": len(thrown) / len(every),
         }
 
-    def evaluate(self, path: Path, objectives: int, temperature: float) -> Metrics:
-        """One trajectory for each evaluation question into `path`; its token counts."""
+    def evaluate(self, path: Path, objectives: int, temperature: float, passes: int = 1) -> Metrics:
+        """`passes` trajectories for each evaluation question into `path`; their token counts."""
         from mempo.evaluation.metrics import rollout_metrics
         from mempo.policies.distribution import Sampling
         from mempo.records import write_rollouts
@@ -108,7 +108,7 @@ class Sampler:
         e = self.experiment.evaluate
         questions = self.world.questions("test", e.questions, objectives=objectives, key=(e.seed,))
         trajectories = self._run(
-            questions, 1, Sampling(temperature), (e.seed, "evaluate", str(temperature))
+            questions, passes, Sampling(temperature), (e.seed, "evaluate", str(temperature))
         )
         write_rollouts(path, trajectories)
         return rollout_metrics(trajectories)
@@ -117,13 +117,13 @@ class Sampler:
         """The exact text of token ids."""
         return self.codec.text(ids)
 
-    def describe(self, path: Path, limit: int) -> list[dict[str, Any]]:
-        """The first `limit` trajectories of a rollout file, as the trajectory page wants them."""
+    def describe(self, path: Path, limit: int, every: int = 1) -> list[dict[str, Any]]:
+        """`limit` trajectories of a rollout file, each `every`-th, for the trajectory page."""
         from mempo.evaluation.describe import describe
         from mempo.records import read_rollouts
 
         trajectories, credit = read_rollouts(path)
-        return describe(trajectories[:limit], credit, self.codec.text)
+        return describe(trajectories[: limit * every], credit, self.codec.text, every=every)
 
     def _run(self, questions: list, group: int, sampling: Any, key: tuple) -> list:
         from mempo.agent.rollout import run_trajectories

@@ -16,7 +16,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect_ray import RayTaskRunner
 from prefect_ray.context import remote_options
 
-from mempo.config import Cluster, Evaluate
+from mempo.config import Cluster, Evaluate, Price
 from tasks.actors import Metrics
 from tasks.placement import wait
 
@@ -69,6 +69,7 @@ def evaluate(
     folder: Path,
     objectives: int,
     mode: str,
+    price: Price,
 ) -> tuple[Metrics, Metrics]:
     """Evaluate at one number of objectives; (metrics, costs). Writes rollouts and task rows."""
     from mempo.evaluation.metrics import evaluation_metrics, task_rows
@@ -76,10 +77,12 @@ def evaluate(
 
     path = folder / f"evaluate-n{objectives}-{mode}.parquet"
     temperature = settings.temperature if mode == "greedy" else 1.0
-    costs = wait(sampler.evaluate.remote(path, objectives, temperature), cluster, "evaluate")
+    passes = settings.passes if mode == "sampled" else 1
+    reference = sampler.evaluate.remote(path, objectives, temperature, passes)
+    costs = wait(reference, cluster, "evaluate")
     costs |= wait(learner.score_memories.remote(path), cluster, "score memories")
     trajectories, credit = read_rollouts(path)
-    rows = task_rows(trajectories, credit["p_answer_mem"])
+    rows = task_rows(trajectories, credit["p_answer_mem"], price)
     path.with_suffix(".json").write_text(json.dumps([{**r, "mode": mode} for r in rows]))
     return evaluation_metrics(rows, mode), {k: v for k, v in costs.items() if k.startswith("cost/")}
 

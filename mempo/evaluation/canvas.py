@@ -25,10 +25,11 @@ _VISIBLE = 0.02
 
 @dataclass(frozen=True)
 class Style:
-    """How one method looks in every figure; the marker tells it apart without colour."""
+    """How one method looks in every figure; marker and line tell it apart without colour."""
 
     colour: str
     marker: str
+    line: str = "-"
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,15 @@ _SPARE = (
     Style("#56B4E9", "v"),
     Style("#CC79A7", "P"),
     Style("#E69F00", "X"),
-    Style("#F0E442", "h"),
+    Style("#B5A90B", "h"),  # Okabe and Ito's yellow, darkened until white paper shows it
+    Style("#56B4E9", "<", "--"),
+    Style("#CC79A7", "p", "--"),
+    Style("#E69F00", ">", "--"),
+    Style("#B5A90B", "*", "--"),
+    Style("#56B4E9", "d", ":"),
+    Style("#CC79A7", "H", ":"),
+    Style("#E69F00", "8", ":"),
+    Style("#B5A90B", "X", ":"),
 )
 
 
@@ -105,9 +114,9 @@ def finding(values: Mapping[str, float], where: str, *, lowest: bool = False) ->
     return f"{leader} {'lowest' if lowest else 'highest'} {where}: {shown}"
 
 
-def canvas(panels: int) -> tuple[Figure, list[Axes]]:
-    """An empty figure of `panels` axes, one below the other."""
-    figure = Figure(figsize=(WIDTH, PANEL_HEIGHT * panels + 0.5), dpi=DPI, layout="constrained")
+def canvas(panels: int, *, height: float = PANEL_HEIGHT) -> tuple[Figure, list[Axes]]:
+    """An empty figure of `panels` axes of `height` inches, one below the other."""
+    figure = Figure(figsize=(WIDTH, height * panels + 0.5), dpi=DPI, layout="constrained")
     FigureCanvasAgg(figure)
     return figure, list(figure.subplots(panels, 1, squeeze=False)[:, 0])
 

@@ -12,15 +12,20 @@ def describe(
     trajectories: Sequence[Trajectory],
     credit: Mapping[str, Sequence[float | None]],
     text: Callable[[Sequence[int]], str],
+    *,
+    every: int = 1,
 ) -> list[dict[str, Any]]:
     """JSON-able form of the first trajectories of a rollout file.
 
     credit: columns of the file, a value a step (may be longer, or lack columns); text: decodes
-    token ids.
+    token ids; every: of how many the first is described, e.g. one of a question's passes.
     """
     described = []
     at = 0
-    for t in trajectories:
+    for index, t in enumerate(trajectories):
+        if index % every:
+            at += len(t.steps)
+            continue
         steps = []
         first = at
         for s in t.steps:

@@ -25,9 +25,8 @@ def results_markdown(evaluations: pd.DataFrame, differences: list[str], *, sourc
         "seeds x tasks",
     ]
     rows = [head, ["---"] * len(head)]
-    seeds = evaluations.groupby("method")["seed"].nunique()
     for r in summary_table(evaluations).to_dict("records"):
-        count = int(seeds[r["method"]])
+        count = int(r["seeds"])
         rows.append(
             [
                 str(r["method"]),

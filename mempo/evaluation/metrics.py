@@ -15,17 +15,19 @@ from mempo.config import Price
 from mempo.types import Trajectory
 
 TASK_FIELDS = ("f1", "em", "format", "p_answer", "tt", "pt", "steps")
+EXTRA_FIELDS = ("usd", "mem_tokens", "em_sum", "f1_sum")  # tables of older runs lack them
+STEP_FIELDS = ("step_p_answer", "step_mem_tokens", "step_context_tokens")  # a list [S] a task
 NAN = float("nan")
 
 
 def total_tokens(trajectory: Trajectory) -> int:
     """TT: every prompt token and every generated token of every step."""
-    return sum(len(s.prompt_ids) + len(s.output_ids) for s in trajectory.steps)
+    return sum(context_tokens(trajectory))
 
 
 def peak_tokens(trajectory: Trajectory) -> int:
     """PT: the most tokens that one step holds, prompt and generated."""
-    return max((len(s.prompt_ids) + len(s.output_ids) for s in trajectory.steps), default=0)
+    return max(context_tokens(trajectory), default=0)
 
 
 def memory_tokens(trajectory: Trajectory) -> list[int]:
@@ -33,10 +35,24 @@ def memory_tokens(trajectory: Trajectory) -> list[int]:
     return [sum(b - a for a, b in s.mem_spans) for s in trajectory.steps if s.mem_spans]
 
 
+def context_tokens(trajectory: Trajectory) -> list[int]:
+    """Tokens that each step holds, prompt and generated; their sum is TT, their maximum PT."""
+    return [len(s.prompt_ids) + len(s.output_ids) for s in trajectory.steps]
+
+
 def task_rows(
-    trajectories: Sequence[Trajectory], p_answer_S: Sequence[float | None]
+    trajectories: Sequence[Trajectory],
+    p_answer_S: Sequence[float | None],
+    price: Price | None = None,
 ) -> list[dict[str, Any]]:
     """One row per task: the columns of an evaluation table.
+
+    Besides `TASK_FIELDS`: `pass`, which of the sampled answers to the question it is; `usd`, what
+    the task's own tokens cost at `price` (scoring P(answer | memory) is measurement and not in it;
+    without a price there is no such column); `mem_tokens`, the mean length of its memories (NaN
+    where none was written); `em_sum` and `f1_sum`, MEM1's scores: sums over the objectives, that
+    is K times the means; and the lists over steps `STEP_FIELDS` (None where a step has no memory,
+    or no probability).
 
     p_answer_S: P(answer | memory) a step, in the order of trajectories and steps; the last one
     that is known counts for the task.
@@ -44,11 +60,19 @@ def task_rows(
     values = iter(p_answer_S)
     rows = []
     for t in trajectories:
-        known = [p for p in (next(values) for _ in t.steps) if p is not None and p == p]
+        of_steps = [next(values) for _ in t.steps]
+        known = [p for p in of_steps if p is not None and p == p]
+        prompt = sum(len(s.prompt_ids) for s in t.steps)
+        tokens = {
+            "cost/prompt_tokens": float(prompt),
+            "cost/generated_tokens": float(total_tokens(t) - prompt),
+        }
+        k = t.question.objectives
         rows.append(
             {
                 "question_id": t.question.id,
-                "objectives": t.question.objectives,
+                "pass": t.rollout,
+                "objectives": k,
                 "f1": t.f1,
                 "em": t.em,
                 "format": t.format,
@@ -56,6 +80,15 @@ def task_rows(
                 "tt": total_tokens(t),
                 "pt": peak_tokens(t),
                 "steps": len(t.steps),
+                **({"usd": usd(tokens, price)} if price else {}),
+                "mem_tokens": mean(memory_tokens(t)),
+                "em_sum": k * t.em,
+                "f1_sum": k * t.f1,
+                "step_p_answer": [p if p is not None and p == p else None for p in of_steps],
+                "step_mem_tokens": [
+                    sum(b - a for a, b in s.mem_spans) if s.mem_spans else None for s in t.steps
+                ],
+                "step_context_tokens": context_tokens(t),
                 "status": t.status,
             }
         )
@@ -63,12 +96,15 @@ def task_rows(
 
 
 def evaluation_metrics(rows: Sequence[Mapping[str, Any]], mode: str) -> dict[str, float]:
-    """`eval/n{K}/...` (greedy) or `eval_sampled/n{K}/...`: means over the tasks of each K."""
+    """`eval/n{K}/...` (greedy) or `eval_sampled/n{K}/...`: means over the tasks of each K.
+
+    The names are `TASK_FIELDS` and those of `EXTRA_FIELDS` that the rows have.
+    """
     area = "eval" if mode == "greedy" else "eval_sampled"
     metrics: dict[str, float] = {}
     for k in sorted({r["objectives"] for r in rows}):
         chosen = [r for r in rows if r["objectives"] == k]
-        for name in TASK_FIELDS:
+        for name in (*TASK_FIELDS, *(extra for extra in EXTRA_FIELDS if extra in chosen[0])):
             metrics[f"{area}/n{k}/{name}"] = mean([float(r[name]) for r in chosen])
     return metrics
 

@@ -79,12 +79,13 @@ def learning_curves(
             if one["seed"].nunique() > 1:
                 for _, seed in one.sort_values("iteration").groupby("seed"):
                     axes.plot(
-                        seed["iteration"], seed["value"], color=look.colour, alpha=0.3, lw=0.8
+                        seed["iteration"], seed["value"], color=look.colour, alpha=0.4, lw=0.8
                     )
             axes.plot(
                 mean["iteration"],
                 mean["value"],
                 color=look.colour,
+                linestyle=look.line,
                 lw=2,
                 marker=look.marker,
                 markersize=5,
@@ -136,7 +137,7 @@ def probability_buckets(
 
     The data: `method, low, high, n, share, mean`. Raises ValueError where no task has a P.
     """
-    rows = _of_mode(evaluations, mode)
+    rows = of_mode(evaluations, mode)
     rows = rows[rows["p_answer"].notna()]
     if rows.empty:
         raise ValueError("no evaluated task has P(answer | memory); do the agents keep a memory?")
@@ -163,7 +164,7 @@ def steps_buckets(
     Bucket i holds edges[i] to edges[i+1] - 1 steps; by default up to eight of equal width.
     The data: `method, low, high, n, share, mean`, `high` excluded.
     """
-    rows = _of_mode(evaluations, mode)
+    rows = of_mode(evaluations, mode)
     if edges is None:
         first, last = int(rows["steps"].min()), int(rows["steps"].max())
         width = -(-(last - first + 1) // 8)
@@ -179,7 +180,8 @@ def steps_buckets(
     return figure, data
 
 
-def _of_mode(evaluations: pd.DataFrame, mode: str) -> pd.DataFrame:
+def of_mode(evaluations: pd.DataFrame, mode: str) -> pd.DataFrame:
+    """The checked rows of a mode; ValueError where there are none."""
     rows = checked(evaluations)
     rows = rows[rows["mode"] == mode]
     if rows.empty:
@@ -194,9 +196,10 @@ def _by_objectives(
     mode: str,
     styles: Mapping[str, Style] | None,
 ) -> tuple[Figure, pd.DataFrame]:
-    rows = _of_mode(evaluations, mode)
+    rows = of_mode(evaluations, mode)
     present = [metric for metric in quantities if rows[metric].notna().any()]
-    data = pd.concat([_points(rows, metric) for metric in present], ignore_index=True)
+    found = [points(rows, metric, ("method", "objectives")) for metric in present]
+    data = pd.concat(found, ignore_index=True)
     styles = styles or palette(evaluations["method"])
     methods, objectives = ordered(rows["method"]), sorted(rows["objectives"].unique())
     gap = min(np.diff(objectives), default=1)
@@ -218,6 +221,7 @@ def _by_objectives(
                 mean["value"],
                 yerr=np.maximum(bars, 0.0),
                 color=look.colour,
+                linestyle=look.line,
                 marker=look.marker,
                 markersize=6,
                 lw=2,
@@ -240,20 +244,24 @@ def _by_objectives(
     return figure, data
 
 
-def _points(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """Means of `metric` per method and K with intervals, and the same per seed without."""
-    points: list[dict[str, object]] = []
-    for (method, objectives), group in rows.groupby(["method", "objectives"]):
+def points(rows: pd.DataFrame, metric: str, by: Sequence[str]) -> pd.DataFrame:
+    """Means of `metric` with intervals per value of the columns `by`, and per seed without.
+
+    Columns: `by`, then `metric, seed, value, low, high`; `seed` is missing in the rows of means.
+    """
+    found: list[dict[str, object]] = []
+    for where, group in rows.groupby(list(by)):
         if group[metric].isna().all():
             continue
-        here = {"method": method, "objectives": objectives, "metric": metric}
-        found = mean_interval(group, metric, key=(metric, str(method), str(objectives)))
-        points.append(
-            here | {"seed": None, "value": found.mean, "low": found.low, "high": found.high}
+        here: dict[str, object] = {**dict(zip(by, where, strict=True)), "metric": metric}
+        whole = mean_interval(group, metric, key=(metric, *(str(value) for value in where)))
+        found.append(
+            here | {"seed": None, "value": whole.mean, "low": whole.low, "high": whole.high}
         )
-        for seed, value in group.groupby("seed")[metric].mean().items():
-            points.append(here | {"seed": seed, "value": value, "low": np.nan, "high": np.nan})
-    return pd.DataFrame(points).astype({"seed": "Int64", "low": float, "high": float})
+        questions = group.groupby(["seed", "question_id"])[metric].mean()
+        for seed, value in questions.groupby(level="seed").mean().items():
+            found.append(here | {"seed": seed, "value": value, "low": np.nan, "high": np.nan})
+    return pd.DataFrame(found).astype({"seed": "Int64", "low": float, "high": float})
 
 
 def _bucket_table(
@@ -282,7 +290,15 @@ def _draw_buckets(
         one, look = data[data["method"] == method], styles[method]
         x = np.arange(len(one)) + width * (i - (len(methods) - 1) / 2)
         top.bar(x, one["share"], width=width * 0.92, color=look.colour, label=method)
-        bottom.plot(x, one["mean"], color=look.colour, marker=look.marker, markersize=6, lw=1.5)
+        bottom.plot(
+            x,
+            one["mean"],
+            color=look.colour,
+            linestyle=look.line,
+            marker=look.marker,
+            markersize=6,
+            lw=1.5,
+        )
     for axes in (top, bottom):
         axes.set_xticks(range(len(labels)), labels)
         axes.set_xlim(-0.6, len(labels) - 0.4)

@@ -2,6 +2,9 @@
 
 `evaluations` is everywhere the same table: `method, seed, mode, objectives, question_id, f1, em,
 format, p_answer, tt, pt, steps`, `seed` being the training run and `mode` 'greedy' or 'sampled'.
+It may also have `metrics.EXTRA_FIELDS`, and `start`, the cold start, where one seed went on from
+several: a run is then a (start, seed). Rows of one question of one run are averaged before anything
+else, so that several sampled passes of a question are one cluster and not many questions.
 """
 
 from __future__ import annotations
@@ -12,12 +15,15 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
+from scipy.special import stdtrit
 
 from mempo.draws import Key, generator
-from mempo.evaluation.metrics import TASK_FIELDS
+from mempo.evaluation.metrics import EXTRA_FIELDS, TASK_FIELDS
 
 KEYS = ("method", "seed", "mode", "objectives", "question_id")
 KNOWN_METHODS = ("SFT", "ReAct", "GRPO", "MemPO")
+
+Run = int | tuple[str, int]  # a seed, or a (start, seed)
 
 # Resamples are drawn in blocks of about this many weights, so memory does not grow with the data.
 _BLOCK = 2_000_000
@@ -35,13 +41,19 @@ class Interval:
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """Mean of `a - b` over pairs, seed by seed and over all; NaN where there is no pair."""
+    """Mean of `a - b` over pairs, seed by seed and over all; NaN where there is no pair.
 
-    per_seed: dict[int, float]
+    `low` and `high` are of the bootstrap over seeds and questions, `t_low` and `t_high` of
+    Student's t over `per_seed` alone.
+    """
+
+    per_seed: dict[Run, float]
     mean: float  # mean of `per_seed`: every seed weighs the same
     low: float
     high: float
     pairs: int
+    t_low: float = np.nan
+    t_high: float = np.nan
 
 
 def ordered(methods: Iterable[str]) -> list[str]:
@@ -60,7 +72,17 @@ def require_columns(table: pd.DataFrame, columns: Sequence[str], *, name: str) -
 def checked(evaluations: pd.DataFrame) -> pd.DataFrame:
     """`evaluations` with metrics as floats (None becomes NaN); ValueError on missing columns."""
     require_columns(evaluations, (*KEYS, *TASK_FIELDS), name="evaluations")
-    return evaluations.astype(dict.fromkeys(TASK_FIELDS, float))
+    return evaluations.astype(dict.fromkeys(fields_of(evaluations), float))
+
+
+def fields_of(evaluations: pd.DataFrame) -> list[str]:
+    """`TASK_FIELDS`, and those of `EXTRA_FIELDS` that the table has."""
+    return [*TASK_FIELDS, *(field for field in EXTRA_FIELDS if field in evaluations.columns)]
+
+
+def run_keys(frame: pd.DataFrame) -> list[str]:
+    """The columns that tell the training runs of a method apart."""
+    return [*(["start"] if "start" in frame.columns else []), "seed"]
 
 
 def bootstrap_interval(
@@ -126,9 +148,38 @@ def _drawn(rng: np.random.Generator, count: int, n: int) -> NDArray[np.float64]:
     return np.bincount(index.ravel(), minlength=count * n).reshape(count, n).astype(float)
 
 
+def paired_t_interval(a_R: ArrayLike, b_R: ArrayLike, *, level: float = 0.95) -> Interval:
+    """Mean of `a - b` over pairs of runs with Student's t interval: m +- t s / sqrt(n).
+
+    s is the sample standard deviation of the n differences and t the quantile (1 + level) / 2 at
+    n - 1 degrees of freedom. Pairs with a number that is not finite are dropped; below two pairs
+    there is no interval (NaN). It takes the differences of runs as normal and knows nothing of the
+    questions; with few runs it is wider, and more honest, than a bootstrap over them. Raises
+    ValueError for a level outside (0, 1) and for sides of unequal length. Source: Student, The
+    probable error of a mean, Biometrika 6(1), 1908.
+    """
+    if not 0.0 < level < 1.0:
+        raise ValueError(f"level must lie between 0 and 1, got {level}")
+    a, b = np.asarray(a_R, dtype=float), np.asarray(b_R, dtype=float)
+    if a.shape != b.shape:
+        raise ValueError(f"pairs need two sides of one length, got {a.size} and {b.size}")
+    differences = (a - b)[np.isfinite(a - b)]
+    n = differences.size
+    if n == 0:
+        return Interval(np.nan, np.nan, np.nan, 0)
+    mean = float(differences.mean())
+    if n == 1:
+        return Interval(mean, np.nan, np.nan, 1)
+    reach = float(stdtrit(n - 1, (1 + level) / 2) * differences.std(ddof=1) / np.sqrt(n))
+    return Interval(mean, mean - reach, mean + reach, n)
+
+
 def seed_question_table(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """`metric` as seeds x questions, (objectives, question_id) being a question."""
-    tasks = frame.groupby(["seed", "objectives", "question_id"])[metric].mean()
+    """`metric` as runs x questions, (objectives, question_id) being a question.
+
+    Several rows of a question, as passes have them, are one cell: their mean.
+    """
+    tasks = frame.groupby([*run_keys(frame), "objectives", "question_id"])[metric].mean()
     return tasks.unstack(["objectives", "question_id"])  # pyright: ignore[reportReturnType]
 
 
@@ -154,15 +205,17 @@ def paired_difference(
     resamples: int = 2000,
     key: tuple[Key, ...] = (),
 ) -> PairedDifference:
-    """Mean of a's minus b's `metric` over tasks both were given, paired by training seed.
+    """Mean of a's minus b's `metric` over tasks both were given, paired by training run.
 
     `a` and `b` are rows of `evaluations` of one method each; a pair has the same (seed,
-    objectives, question_id), and the same mode where both tables say it. Rows of the same task
-    are averaged first; a task without a finite value on both sides is left out. The interval is
-    `crossed_interval` of the differences: seeds are the outer level, with one seed it is over
-    questions only. Raises ValueError on missing columns.
+    objectives, question_id), and the same start and mode where both tables say it. Rows of the
+    same task are averaged first; a task without a finite value on both sides is left out. The
+    interval is `crossed_interval` of the differences: seeds are the outer level, with one seed it
+    is over questions only. Raises ValueError on missing columns.
     """
     on = ["seed", "objectives", "question_id"]
+    if "start" in a.columns and "start" in b.columns:
+        on.insert(0, "start")
     for name, frame in (("a", a), ("b", b)):
         require_columns(frame, (*on, metric), name=name)
     if "mode" in a.columns and "mode" in b.columns:
@@ -181,9 +234,14 @@ def paired_difference(
     found = mean_interval(
         pairs, "difference", level=level, resamples=resamples, key=("paired", metric, *key)
     )
-    means = pairs.groupby("seed")["difference"].mean()
-    per_seed = {int(seed): float(value) for seed, value in zip(means.index, means, strict=True)}
-    return PairedDifference(per_seed, found.mean, found.low, found.high, found.n)
+    runs = pairs.groupby(run_keys(pairs), as_index=False)["difference"].mean()
+    starts = runs["start"].astype(str) if "start" in runs else [None] * len(runs)
+    per_seed: dict[Run, float] = {
+        int(seed) if start is None else (start, int(seed)): float(value)
+        for start, seed, value in zip(starts, runs["seed"], runs["difference"], strict=True)
+    }
+    t = paired_t_interval(list(per_seed.values()), np.zeros(len(per_seed)), level=level)
+    return PairedDifference(per_seed, found.mean, found.low, found.high, found.n, t.low, t.high)
 
 
 def buckets(values: ArrayLike, outcomes: ArrayLike, edges: Sequence[float]) -> pd.DataFrame:
@@ -227,19 +285,22 @@ def buckets(values: ArrayLike, outcomes: ArrayLike, edges: Sequence[float]) -> p
 def summary_table(evaluations: pd.DataFrame) -> pd.DataFrame:
     """One row per method, objectives and mode.
 
-    Columns: each of `TASK_FIELDS` (mean over seeds of the mean over questions; NaN where nobody
-    measured it) followed by its `_std` (sample standard deviation over seeds, NaN with one seed),
-    then `seeds` and `n`, the number of tasks. An empty table gives an empty table.
+    Columns: each of `fields_of` (mean over runs of the mean over questions; NaN where nobody
+    measured it) followed by its `_std` (sample standard deviation over runs, NaN with one run),
+    then `seeds`, the number of runs, and `n`, that of their questions together. An empty table
+    gives an empty table.
     """
     by = ["method", "objectives", "mode"]
-    columns = [name for metric in TASK_FIELDS for name in (metric, f"{metric}_std")]
+    fields = fields_of(evaluations)
+    columns = [name for metric in fields for name in (metric, f"{metric}_std")]
     if evaluations.empty:
         return pd.DataFrame(columns=[*by, *columns, "seeds", "n"])
     table = checked(evaluations)
-    seeds = table.groupby([*by, "seed"])[list(TASK_FIELDS)].mean().groupby(level=by)
+    questions = table.groupby([*by, *run_keys(table), "question_id"])[fields].mean()
+    seeds = questions.groupby(level=[*by, *run_keys(table)]).mean().groupby(level=by)
     summary = pd.concat([seeds.mean(), seeds.std(ddof=1).add_suffix("_std")], axis=1)[columns]
     summary["seeds"] = seeds.size()
-    summary["n"] = table.groupby(by).size()
+    summary["n"] = questions.groupby(level=by).size()
     summary = summary.reset_index()
     rank = {method: i for i, method in enumerate(ordered(summary["method"]))}
     return summary.sort_values(

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from mempo.evaluation.canvas import palette
+from mempo.evaluation.canvas import Style, palette
 from mempo.evaluation.stats import ordered
 
 _THINK = re.compile(r"<think>(.*?)</think>", re.DOTALL)
@@ -40,17 +40,20 @@ class Words:
     text: str
 
 
-def trajectories_html(trajectories: Sequence[Mapping[str, Any]]) -> str:
+def trajectories_html(
+    trajectories: Sequence[Mapping[str, Any]], styles: Mapping[str, Style] | None = None
+) -> str:
     """An HTML fragment with one collapsible block per trajectory, style and script included.
 
     Everything in it is text of a model or a tool and is escaped. Filters work without a server:
     by method, and all / best / worst / those whose two advantages disagree (A^T and the mean of
     A^M over the steps have opposite signs). Best and worst are the upper and lower quarter of
     each method by reward, then F1, then the last P(answer | memory). No trajectories give a
-    fragment that says so.
+    fragment that says so. A^M tints the memory that it is of, A^T what else the step wrote.
+    `styles` are the colours of the methods, where a page around the fragment has some already.
     """
     methods = ordered(str(t["method"]) for t in trajectories)
-    styles = palette(methods)
+    styles = styles or palette(methods)
     groups = [["disagree"] if disagree(t) else [] for t in trajectories]
     for method in methods:
         mine = [i for i, t in enumerate(trajectories) if t["method"] == method]
@@ -64,7 +67,17 @@ def trajectories_html(trajectories: Sequence[Mapping[str, Any]]) -> str:
         _card(trajectory, group, styles[str(trajectory["method"])].colour)
         for trajectory, group in zip(trajectories, groups, strict=True)
     ]
-    return templates().get_template("viewer.html.j2").render(cards=cards, methods=methods)
+    return (
+        templates()
+        .get_template("viewer.html.j2")
+        .render(
+            cards=cards,
+            methods=methods,
+            tinted=any(card["badge"] for card in cards),
+            plus=_tint(_FULL_TINT),
+            minus=_tint(-_FULL_TINT),
+        )
+    )
 
 
 @cache
@@ -144,6 +157,7 @@ def _card(trajectory: Mapping[str, Any], groups: list[str], colour: str) -> dict
                 "p_mem": finite(step.get("p_answer_mem")),
                 "p_full": finite(step.get("p_answer_full")),
                 "badge": _badge("A\u1d39", finite(step.get("adv_mem"))),
+                "tint": _tint(finite(step.get("adv_mem"))),
             }
         )
         before = before if memory is None else memory
@@ -152,8 +166,9 @@ def _card(trajectory: Mapping[str, Any], groups: list[str], colour: str) -> dict
         "groups": " ".join(groups),
         "colour": colour,
         "badge": _badge("A\u1d40", finite(trajectory.get("advantage"))),
+        "tint": _tint(finite(trajectory.get("advantage"))),
         "steps": steps,
-        "right": (finite(trajectory["em"]) or 0.0) >= 1.0,
+        "verdict": verdict(trajectory),
         "disagree": "disagree" in groups,
         "line": _line([step["p_mem"] for step in steps]),
         "full_line": _line([step["p_full"] for step in steps]),
@@ -163,9 +178,23 @@ def _card(trajectory: Mapping[str, Any], groups: list[str], colour: str) -> dict
 def _badge(name: str, value: float | None) -> dict[str, str] | None:
     if value is None:
         return None
-    strength = 0.08 + 0.47 * min(abs(value) / _FULL_TINT, 1.0)
-    colour = _BLUE if value >= 0 else _ORANGE
-    return {"text": f"{name} {value:+.2f}", "tint": f"rgba({colour},{strength:.2f})"}
+    return {"text": f"{name} {value:+.2f}", "tint": _tint(value)}
+
+
+def _tint(value: float | None) -> str:
+    """The CSS colour of an advantage, the stronger the larger; none for none."""
+    if not value:
+        return "transparent"
+    strength = 0.08 + 0.32 * min(abs(value) / _FULL_TINT, 1.0)
+    return f"rgba({_BLUE if value > 0 else _ORANGE},{strength:.2f})"
+
+
+def verdict(trajectory: Mapping[str, Any]) -> str:
+    """'right' where every objective is exactly so, 'partly right, F1 0.67' where a word is."""
+    f1 = finite(trajectory["f1"]) or 0.0
+    if (finite(trajectory["em"]) or 0.0) >= 1.0:
+        return "right"
+    return f"partly right, F1 {f1:.2f}" if f1 > 0 else "wrong"
 
 
 def _line(probabilities: Sequence[float | None]) -> dict[str, Any]:

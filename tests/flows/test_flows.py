@@ -54,7 +54,9 @@ def cold(home: Path):
 def trained(cold: SimpleNamespace):
     from flows.train import train
 
-    run = experiment(cold.start, "rollout.max_step_tokens=48", "checkpoint.keep=1")
+    run = experiment(
+        cold.start, "rollout.max_step_tokens=48", "checkpoint.keep=1", "evaluate.passes=2"
+    )
     return SimpleNamespace(result=train(run, name="a run"), experiment=run)
 
 
@@ -94,7 +96,8 @@ def test_train_logs_every_metric_of_every_iteration(trained: SimpleNamespace):
     assert max(points(run_id, "audit/logprob_diff_max").values()) < 1e-3
     for k in (1, 2):
         for area in ("eval", "eval_sampled"):
-            for name in ("f1", "em", "format", "tt", "pt", "steps"):
+            extra = ("usd", "em_sum", "f1_sum")
+            for name in ("f1", "em", "format", "tt", "pt", "steps", *extra):
                 found = points(run_id, f"{area}/n{k}/{name}")
                 assert list(found) == [0, 2]  # before and after
                 assert found[2] == trained.result.metrics[f"{area}/n{k}/{name}"]
@@ -184,6 +187,23 @@ def test_the_trained_checkpoint_is_the_policy_that_was_evaluated(
         assert again.metrics[name] == pytest.approx(value, nan_ok=True), name
     info = tracker().run_info(again.run_id)
     assert (info.tags["mempo.kind"], info.tags["mempo.algorithm"]) == ("evaluate", "none")
+
+
+def test_a_sampled_question_is_answered_in_passes_with_draws_of_their_own(
+    trained: SimpleNamespace,
+):
+    client, _ = tracker().connect()
+    file = client.download_artifacts(trained.result.run_id, "evaluation/tasks.json")
+    tasks = pd.DataFrame(json.loads(Path(file).read_text()))
+    counts = tasks.groupby(["mode", "objectives", "question_id"])["pass"].apply(list)
+    assert all(counts.loc["greedy"].map(lambda passes: passes == [0]))
+    assert all(counts.loc["sampled"].map(lambda passes: passes == [0, 1]))
+    assert len(counts) == 8  # two modes, two numbers of objectives, two questions
+    assert (tasks["step_context_tokens"].map(sum) == tasks["tt"]).all()
+    folder = Path(trained.result.folder) / "iterations" / "000002"
+    steps = pd.read_parquet(folder / "evaluate-n2-sampled.parquet")
+    first = steps[steps.step == 0].groupby("rollout")["output_ids"].apply(list)
+    assert any(list(a) != list(b) for a, b in zip(first[0], first[1], strict=True))
 
 
 def test_trajectories_are_traces_of_the_run(trained: SimpleNamespace):

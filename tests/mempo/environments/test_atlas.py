@@ -27,6 +27,15 @@ def facts_in(reply: object) -> list[str]:
     return reply.split(" ; ")
 
 
+@pytest.mark.parametrize("objectives", range(1, 17))
+def test_one_to_sixteen_objectives_are_asked_with_two_steps_more(
+    atlas: AtlasWorld, objectives: int
+) -> None:
+    question = ask(atlas, objectives)
+    assert question.objectives == len(set(question.parts)) == objectives
+    assert atlas.max_steps(question) == objectives + 2
+
+
 @given(objectives=st.integers(1, 12), key=st.integers(0, 10**6))
 def test_a_question_asks_for_different_facts_and_its_answers_restate_them(
     atlas: AtlasWorld, objectives: int, key: int

@@ -195,6 +195,15 @@ def test_steps_grow_with_objectives_beyond_mempos_limit(make):
     assert world.max_steps(Question("q", "?", 20, [["x"]] * 20)) == 22
 
 
+@pytest.mark.parametrize("objectives", range(1, 17))
+def test_one_to_sixteen_objectives_are_composed_with_at_least_sixteen_steps(
+    objectives: int,
+) -> None:
+    [question] = BUILTIN.questions("test", 1, objectives=objectives, key=(0,))
+    assert question.objectives == len(question.answers) == objectives
+    assert BUILTIN.max_steps(question) == {15: 17, 16: 18}.get(objectives, 16)
+
+
 # --- replies
 
 

@@ -51,6 +51,14 @@ def test_a_description_is_plain_data_with_each_step_s_own_credit(
     assert (second["advantage"], second["steps"][0]["p_answer_mem"]) == (-1.0, None)
 
 
+def test_each_so_many_th_is_described_with_its_own_credit(
+    codec: Codec, trajectories: list[Trajectory]
+) -> None:
+    credit = {"p_answer_mem": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]}
+    made = describe([*trajectories, *trajectories], credit, codec.text, every=2)
+    assert [[s["p_answer_mem"] for s in d["steps"]] for d in made] == [[0.1, 0.2], [0.4, 0.5]]
+
+
 def test_a_trajectory_without_steps_takes_nobody_s_advantage(
     codec: Codec, trajectories: list[Trajectory], make_trajectory: Callable[..., Trajectory]
 ) -> None:

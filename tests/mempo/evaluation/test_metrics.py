@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 
@@ -7,7 +8,9 @@ import pytest
 
 from mempo.config import Price
 from mempo.evaluation.metrics import (
+    EXTRA_FIELDS,
     TASK_FIELDS,
+    context_tokens,
     evaluation_metrics,
     mean,
     memory_tokens,
@@ -41,6 +44,7 @@ def two(make_step: Callable[..., Step], make_trajectory: Make) -> list[Trajector
 def test_total_and_peak_tokens_count_prompts_and_outputs(two: list[Trajectory]) -> None:
     assert [total_tokens(t) for t in two] == [20, 10]
     assert [peak_tokens(t) for t in two] == [15, 10]
+    assert [context_tokens(t) for t in two] == [[5, 15], [10]]
     assert [memory_tokens(t) for t in two] == [[2, 4], []]
 
 
@@ -103,12 +107,46 @@ def test_a_task_has_the_last_known_p_answer(two: list[Trajectory], make_trajecto
     third = make_trajectory([], status="context_overflow")
     rows = task_rows([two[0], third, two[1]], [0.25, math.nan, None])
     assert rows[0] == {
-        "question_id": "q", "objectives": 1, "f1": 1.0, "em": 1.0, "format": 1.0,
-        "p_answer": 0.25, "tt": 20, "pt": 15, "steps": 2, "status": "answered",
+        "question_id": "q", "pass": 0, "objectives": 1, "f1": 1.0, "em": 1.0, "format": 1.0,
+        "p_answer": 0.25, "tt": 20, "pt": 15, "steps": 2, "mem_tokens": 3.0, "em_sum": 1.0,
+        "f1_sum": 1.0, "step_p_answer": [0.25, None], "step_mem_tokens": [2, 4],
+        "step_context_tokens": [5, 15], "status": "answered",
     }  # fmt: skip
     assert [r["steps"] for r in rows] == [2, 0, 1]
     assert [math.isnan(r["p_answer"]) for r in rows] == [False, True, True]
     assert [r["p_answer"] for r in task_rows(two, [0.25, 0.5, 0.75])] == [0.5, 0.75]
+
+
+def test_the_lists_over_steps_are_empty_without_steps_and_none_without_a_memory(
+    two: list[Trajectory], make_trajectory: Make
+) -> None:
+    empty, second = task_rows([make_trajectory([], status="context_overflow"), two[1]], [math.nan])
+    lists = ("step_p_answer", "step_mem_tokens", "step_context_tokens")
+    assert [empty[name] for name in lists] == [[], [], []]
+    assert [second[name] for name in lists] == [[None], [None], [10]]
+    assert math.isnan(empty["mem_tokens"]) and math.isnan(second["mem_tokens"])
+    assert second["pass"] == 1
+    json.dumps([empty[name] for name in lists] + [second[name] for name in lists], allow_nan=False)
+
+
+def test_mem1_sums_over_the_objectives(
+    make_question: Callable[..., Question], make_trajectory: Make
+) -> None:
+    four = make_question([["a"], ["b"], ["c"], ["d"]])
+    (row,) = task_rows([make_trajectory([], question=four, em=0.5, f1=0.625)], [])
+    assert (row["em_sum"], row["f1_sum"]) == (2.0, 2.5)
+
+
+def test_a_task_costs_its_own_tokens_and_not_what_measuring_it_takes(
+    two: list[Trajectory],
+) -> None:
+    price = Price(prompt=1.0, cached=7.0, generated=10.0, scored=100.0, trained=100.0)
+    rows = task_rows(two, [0.25, 0.5, 0.75], price)
+    # Prompts of 3 + 10 and 4 tokens at 1, outputs of 2 + 5 and 6 at 10 dollars a million.
+    assert [r["usd"] for r in rows] == pytest.approx([83e-6, 64e-6])
+    metrics = evaluation_metrics(rows, "greedy")
+    assert metrics["eval/n1/usd"] == pytest.approx(73.5e-6)
+    assert metrics["eval/n1/mem_tokens"] == 3.0  # of the one that wrote a memory
 
 
 def test_evaluation_metrics_are_means_per_number_of_objectives(
@@ -117,7 +155,9 @@ def test_evaluation_metrics_are_means_per_number_of_objectives(
     double = make_question([["a"], ["b"]])
     rows = task_rows([*two, make_trajectory([], question=double, f1=0.25)], [0.25, 0.5, 0.75])
     metrics = evaluation_metrics(rows, "greedy")
-    assert set(metrics) == {f"eval/n{k}/{name}" for k in (1, 2) for name in TASK_FIELDS}
+    measured = {*TASK_FIELDS, *EXTRA_FIELDS} - {"usd"}  # no price, no money
+    assert set(metrics) == {f"eval/n{k}/{name}" for k in (1, 2) for name in measured}
+    assert (metrics["eval/n1/f1_sum"], metrics["eval/n2/f1_sum"]) == (0.75, 0.5)
     assert {name: metrics[f"eval/n1/{name}"] for name in TASK_FIELDS} == {
         "f1": 0.75, "em": 0.5, "format": 0.5, "p_answer": 0.625, "tt": 15, "pt": 12.5, "steps": 1.5
     }  # fmt: skip

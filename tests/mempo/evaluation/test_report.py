@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from mempo.evaluation.report import difference_lines, terminal_table, write_report
+from mempo.evaluation.report import write_report
 from mempo.evaluation.stats import paired_difference, summary_table
 
 NAN = float("nan")
@@ -16,6 +16,22 @@ def task(method: str, seed: int, question: str, **fields: Any) -> dict[str, Any]
     keys = {"mode": "greedy", "objectives": 2, "question_id": question}
     scores = {"f1": 0.5, "em": 0.0, "format": 1.0, "p_answer": 0.5, "tt": 1000, "pt": 400}
     return {"method": method, "seed": seed, **keys, **scores, "steps": 3, **fields}
+
+
+def new_columns(table: pd.DataFrame) -> pd.DataFrame:
+    """The table of a run that also has what older ones lack."""
+    lists = {
+        "step_p_answer": [0.25, None, 0.5],
+        "step_mem_tokens": [4, None, 6],
+        "step_context_tokens": [200, 400, 400],
+    }
+    remembers = (table["method"] != "ReAct").tolist()
+    for name, values in lists.items():
+        kept = values if name == "step_context_tokens" else [None] * 3
+        column = pd.Series([values if r else kept for r in remembers], table.index)
+        table = table.assign(**{name: column})
+    numbers = {"usd": 0.0012, "mem_tokens": 5.0, "em_sum": 0.0}
+    return table.assign(**numbers, f1_sum=2 * table["f1"], history="1", policy="")
 
 
 def evaluations() -> pd.DataFrame:
@@ -76,7 +92,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("reports") / "new"
     page = report(
         folder,
-        evaluations=evaluations(),
+        evaluations=new_columns(evaluations()),
         curves=curves(),
         trajectories=[trajectory()],
         notes=["One note."],
@@ -90,7 +106,7 @@ def test_the_page_needs_no_other_file_and_no_network(whole, read_page):
     assert not page.all("link") and not page.all("iframe")
     assert [script.get("src") for script in page.all("script")] == [None]
     sources = [img["src"] for img in page.all("img")] + [s["srcset"] for s in page.all("source")]
-    assert len(sources) == 12  # six pictures in light and dark
+    assert len(sources) == 18  # nine pictures in light and dark
     assert all(source and source.startswith("data:image/png;base64,") for source in sources)
     without_pictures = re.sub(r'"data:image/png;base64,[^"]*"', "", whole[1])
     assert not re.search(r"https?://|url\(|@import|file:", without_pictures)
@@ -101,8 +117,11 @@ def test_every_picture_is_kept_with_the_numbers_behind_it(whole, read_page):
     names = [
         "score_by_objectives",
         "tokens_by_objectives",
+        "score_by_tokens",
         "probability_buckets",
         "steps_buckets",
+        "context_by_step",
+        "p_answer_by_step",
         "learning_curves",
         "training_health",
     ]
@@ -113,14 +132,72 @@ def test_every_picture_is_kept_with_the_numbers_behind_it(whole, read_page):
         inlined = base64.b64decode((img["src"] or "").partition(",")[2])
         assert inlined == (folder / "figures" / f"{name}.png").read_bytes()
         assert f"figures/{name}.csv" in page.text
-    assert (
-        len({s["srcset"] for s in page.all("source")} | {i["src"] for i in page.all("img")}) == 12
-    )
+    pictures = {s["srcset"] for s in page.all("source")} | {i["src"] for i in page.all("img")}
+    assert len(pictures) == 18
 
 
 def test_the_summary_is_kept_as_a_table(whole):
     found = pd.read_csv(whole[0] / "summary.csv")
-    pd.testing.assert_frame_equal(found, summary_table(evaluations()), check_dtype=False)
+    expected = summary_table(new_columns(evaluations()))
+    pd.testing.assert_frame_equal(found, expected, check_dtype=False)
+
+
+def test_the_paper_s_table_has_every_interval_and_difference(whole, read_page):
+    page = read_page(whole[1])
+    # GRPO: seeds 0.3 and 0.4; MemPO the same and 0.25 more, TT 1,500 instead of 2,000.
+    assert {"0.350", "0.600", "2,000", "1,500"} <= set(page.texts["td"])
+    assert {"Δ +0.250", "Δ -500"} <= set(page.texts["b"])
+    assert "[+0.250, +0.250]" in page.texts["small"]
+    assert "2 objectives" in page.texts["th"]
+    kept = pd.read_csv(whole[0] / "paper_table.csv")
+    assert len(kept) == 3 * 4  # three methods at one K
+    [row] = kept.query("method == 'MemPO' and metric == 'f1'").to_dict("records")
+    assert (row["mean"], row["difference"], row["pairs"]) == pytest.approx((0.6, 0.25, 4))
+
+
+def test_the_table_of_all_numbers_has_format_steps_money_and_sums(whole, read_page):
+    page = read_page(whole[1])
+    for name in ("format", "steps", "memory tokens", "USD / 1,000 tasks", "F1 sum", "EM sum"):
+        assert name in page.texts["th"]
+    assert "1.200" in page.texts["td"]  # 0.0012 dollars a task
+
+
+def test_a_method_has_one_colour_on_the_whole_page(whole, read_page):
+    page = read_page(whole[1])
+    dots = {a["style"] for a in page.all("i", **{"class": "dot"})}
+    assert dots == {"color: #009E73", "color: #0072B2", "color: #D55E00"}
+    [card] = page.all("details", **{"class": "trajectory"})
+    assert "--method: #D55E00" in (card["style"] or "")
+
+
+def test_a_run_without_the_newer_columns_still_has_a_report(tmp_path, read_page):
+    page = read_page(report(tmp_path, evaluations=evaluations()))
+    assert "0.600" in page.texts["td"] and "format" in page.texts["th"]
+    assert not {"USD / 1,000 tasks", "F1 sum"} & set(page.texts["th"])
+    kept = {path.name for path in (tmp_path / "figures").iterdir()}
+    assert "score_by_tokens.png" in kept and "context_by_step.png" not in kept
+
+
+def test_runs_with_and_without_the_newer_columns_can_be_compared(tmp_path, read_page):
+    old = evaluations().query("method == 'GRPO'")
+    new = new_columns(evaluations().query("method == 'MemPO'"))
+    page = read_page(report(tmp_path, evaluations=pd.concat([old, new], ignore_index=True)))
+    assert "USD / 1,000 tasks" in page.texts["th"]
+    assert "nan" not in page.text.lower()
+    steps = pd.read_csv(tmp_path / "figures" / "context_by_step.csv")
+    assert set(steps["method"]) == {"MemPO"}
+
+
+def test_a_policy_with_several_histories_has_figure_d(tmp_path, read_page):
+    kept = [
+        new_columns(evaluations().query("method == 'MemPO'")).assign(
+            method=f"MemPO, history {history}", history=history, policy="weights"
+        )
+        for history in ("1", "all")
+    ]
+    page = read_page(report(tmp_path, evaluations=pd.concat(kept, ignore_index=True)))
+    assert any("(d)" in text for text in page.texts["figcaption"])
+    assert (tmp_path / "figures" / "score_by_history.csv").is_file()
 
 
 def test_the_headline_table_shows_means_deviations_and_differences(whole, read_page):
@@ -169,6 +246,8 @@ def test_modes_have_a_table_each_greedy_first(tmp_path, read_page):
     both = pd.concat([table.assign(mode="sampled", f1=table["f1"] - 0.1), table])
     page = read_page(report(tmp_path, evaluations=both))
     assert page.texts["h3"] == ["Greedy decoding", "Sampled at temperature 1"]
+    folded = [text for text in page.texts["summary"] if text.endswith("all numbers")]
+    assert [text.partition(":")[0] for text in folded] == page.texts["h3"]
     # Pictures are of the first mode.
     assert all("Greedy decoding." in (img["alt"] or "") for img in page.all("img"))
 
@@ -182,9 +261,11 @@ def test_without_the_baseline_nothing_is_compared(tmp_path, read_page):
 
 
 def test_agents_without_a_memory_have_a_dash_and_no_buckets(tmp_path, read_page):
-    table = evaluations().query("method == 'ReAct'")
-    page = read_page(report(tmp_path, evaluations=table))
+    table = evaluations().query("method != 'GRPO'")
+    page = read_page(report(tmp_path / "both", evaluations=table))
     assert "\u2013" in page.texts["td"]
+    page = read_page(report(tmp_path, evaluations=table.query("method == 'ReAct'")))
+    assert "P(answer | memory)" not in page.texts["th"]
     assert "nan" not in page.text.lower()
     assert not (tmp_path / "figures" / "probability_buckets.png").exists()
     assert (tmp_path / "figures" / "steps_buckets.png").exists()
@@ -217,40 +298,3 @@ def test_fault_51_tables_without_a_column_are_refused(tmp_path):
         report(tmp_path, evaluations=evaluations().drop(columns="f1"))
     with pytest.raises(ValueError, match=r"curves lacks the columns \['metric'\]"):
         report(tmp_path, curves=curves().drop(columns="metric"))
-
-
-# --- the terminal
-
-
-def test_the_terminal_table_line_by_line():
-    table = pd.DataFrame(
-        [
-            task("MemPO", 0, "a", f1=1.0, em=1.0, p_answer=0.75, tt=12345, pt=900.4, steps=4),
-            task("MemPO", 0, "b", f1=0.5, em=0.0, p_answer=0.25, tt=12346, pt=900.4, steps=5),
-            task("GRPO", 0, "a", objectives=10, mode="sampled", p_answer=None, tt=100),
-        ]
-    )
-    # Numbers stand flush right; a mean that nobody measured is a dash.
-    assert terminal_table(table).splitlines() == [
-        "method   K  mode        F1     EM  P(a|mem)      TT   PT  steps  n",
-        "------  --  -------  -----  -----  --------  ------  ---  -----  -",
-        "GRPO    10  sampled  0.500  0.000         \u2013     100  400   3.00  1",
-        "MemPO    2  greedy   0.750  0.500     0.500  12,346  900   4.50  2",
-    ]
-
-
-def test_the_terminal_says_when_nothing_was_evaluated():
-    assert terminal_table(pd.DataFrame()) == "nothing was evaluated"
-
-
-def test_differences_are_told_for_methods_with_all_of_the_baselines_seeds() -> None:
-    (line,) = difference_lines(evaluations())
-    assert line.startswith("MemPO - GRPO, K = 2, greedy: EM +0.000 [+0.000, +0.000]")
-    assert "F1 +0.250 [+0.250, +0.250] (by seed: +0.250 +0.250)" in line
-    assert "Total tokens -500 [-500, -500] (by seed: -500 -500)" in line
-
-
-def test_without_a_baseline_there_are_no_differences() -> None:
-    rows = evaluations()
-    assert difference_lines(rows[rows["method"] != "GRPO"]) == []
-    assert difference_lines(pd.DataFrame()) == []

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats as scipy_stats
 
 from mempo.evaluation.stats import (
     KEYS,
@@ -20,6 +21,7 @@ from mempo.evaluation.stats import (
     mean_interval,
     ordered,
     paired_difference,
+    paired_t_interval,
     require_columns,
     seed_question_table,
     summary_table,
@@ -320,6 +322,87 @@ def test_fault_51_a_metric_that_nobody_recorded_is_named():
         paired_difference(one, one, metric="luck")
     with pytest.raises(ValueError, match=r"b lacks the columns \['seed'\]"):
         paired_difference(one, one.drop(columns="seed"))
+
+
+def test_the_passes_of_a_question_are_one_cluster():
+    # Question a: 0 and 1 in every pass, question b: always 1. Eight values, but two questions.
+    passes = table(
+        *(task("GRPO", 0, "a", float(i % 2)) for i in range(4)),
+        *(task("GRPO", 0, "b", 1.0) for _ in range(4)),
+    )
+    found = mean_interval(passes, "f1", level=0.6, key=("x",))
+    assert found == Interval(0.75, 0.5, 1.0, 2)  # the bootstrap of 0.5 and 1
+    assert found == bootstrap_interval([0.5, 1.0], level=0.6, key=("x",))
+    [row] = summary_table(passes).to_dict("records")
+    assert (row["f1"], row["n"]) == (0.75, 2)
+
+
+def test_a_question_with_more_passes_weighs_no_more():
+    frame = table(*(task("GRPO", 0, "a", 0.0) for _ in range(3)), task("GRPO", 0, "b", 1.0))
+    assert mean_interval(frame, "f1", key=("x",)).mean == 0.5
+    assert summary_table(frame)["f1"].tolist() == [0.5]
+
+
+def test_the_same_seed_from_two_cold_starts_is_two_runs():
+    ours = table(task("MemPO", 0, "a", 1.0, start="one"), task("MemPO", 0, "a", 0.5, start="two"))
+    theirs = table(task("GRPO", 0, "a", 0.25, start="one"), task("GRPO", 0, "a", 0.5, start="two"))
+    found = paired_difference(ours, theirs)
+    assert found.per_seed == {("one", 0): 0.75, ("two", 0): 0.0}
+    assert (found.mean, found.pairs) == (0.375, 2)
+    assert summary_table(ours)[["seeds", "n"]].to_numpy().tolist() == [[2, 2]]
+    merged = paired_difference(ours.drop(columns="start"), theirs.drop(columns="start"))
+    assert merged.per_seed == {0: 0.375}
+
+
+# --- Student's t over pairs of runs
+
+
+def test_the_t_interval_by_hand():
+    # Differences 1, 2 and 3: mean 2, s = 1; the table's t at 2 degrees of freedom is 4.303.
+    found = paired_t_interval([2.0, 4.0, 6.0], [1.0, 2.0, 3.0])
+    reach = 4.302653 / math.sqrt(3)
+    assert (found.mean, found.low, found.high) == pytest.approx((2.0, 2 - reach, 2 + reach))
+    assert found.n == 3
+
+
+@settings(max_examples=40)
+@given(st.lists(st.tuples(SCORE, SCORE), min_size=2, max_size=9), st.sampled_from([0.8, 0.95]))
+def test_the_t_interval_is_that_of_scipy_s_paired_test(pairs, level):
+    a, b = (np.array(side) for side in zip(*pairs, strict=True))
+    if np.ptp(a - b) < 1e-6:
+        return  # scipy warns of differences that are all the same
+    found = paired_t_interval(a, b, level=level)
+    expected = scipy_stats.ttest_rel(a, b).confidence_interval(level)
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=1e-9)
+    whole = scipy_stats.t.interval(
+        level, len(a) - 1, loc=np.mean(a - b), scale=scipy_stats.sem(a - b)
+    )
+    assert (found.low, found.high) == pytest.approx(whole, abs=1e-9)
+
+
+def test_equal_differences_have_a_t_interval_of_no_width():
+    found = paired_t_interval([1.0, 2.0, 3.0], [0.5, 1.5, 2.5])
+    assert found == Interval(0.5, 0.5, 0.5, 3)
+
+
+def test_too_few_pairs_have_no_t_interval():
+    one, none = paired_t_interval([1.0, NAN], [0.5, 0.0]), paired_t_interval([NAN], [0.0])
+    assert (one.mean, one.n, none.n) == (0.5, 1, 0)
+    assert all(math.isnan(x) for x in (one.low, one.high, none.mean, none.low))
+    with pytest.raises(ValueError, match="two sides of one length, got 2 and 3"):
+        paired_t_interval([1.0, 2.0], [1.0, 2.0, 3.0])
+    with pytest.raises(ValueError, match="level must lie between 0 and 1, got 95"):
+        paired_t_interval([1.0, 2.0], [1.0, 2.0], level=95)
+
+
+def test_a_paired_difference_has_the_t_interval_of_its_seeds():
+    ours = of_seed("MemPO", [[0.9, 0.5], [0.4, 0.8], [0.1, 0.3]])
+    theirs = of_seed("GRPO", [[0.5, 0.5], [0.6, 0.3], [0.0, 0.0]])
+    found = paired_difference(ours, theirs)
+    expected = scipy_stats.ttest_rel([0.7, 0.6, 0.2], [0.5, 0.45, 0.0]).confidence_interval(0.95)
+    assert (found.t_low, found.t_high) == pytest.approx((expected.low, expected.high))
+    single = paired_difference(of_seed("MemPO", [[0.5]]), of_seed("GRPO", [[0.25]]))
+    assert math.isnan(single.t_low) and math.isnan(single.t_high)
 
 
 # --- buckets

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mempo.evaluation.canvas import Style
 from mempo.evaluation.describe import describe
 from mempo.evaluation.viewer import Words, disagree, trajectories_html, word_changes
 
@@ -185,12 +186,38 @@ def test_without_a_probability_there_is_no_picture(read_page):
 
 def test_a_right_answer_is_called_so(read_page):
     right = trajectory(em=1.0, f1=1.0, reward=1.0, method="right one")
-    half = trajectory(em=0.5, f1=0.9, method="half one")
-    badges = [
-        text for text in read_page(trajectories_html([right, half])).texts["span"]
-        if text in ("right", "wrong")
-    ]  # fmt: skip
-    assert badges == ["right", "wrong"]
+    half = trajectory(em=0.5, f1=0.667, method="half one")
+    none = trajectory(method="no one")
+    spans = read_page(trajectories_html([right, half, none])).texts["span"]
+    badges = [text for text in spans if "right" in text or text == "wrong"]
+    assert badges == ["right", "partly right, F1 0.67", "wrong"]
+
+
+def test_advantages_tint_what_they_are_of(read_page):
+    tinted = trajectory(step(adv_mem=-2.0), step(adv_mem=None), step(adv_mem=0.0), advantage=1.0)
+    page = read_page(trajectories_html([tinted]))
+    [card] = page.all("details", **{"class": "trajectory"})
+    # Blue at half of the full strength for A^T = 1; orange at full strength for A^M = -2.
+    assert "--advantage: rgba(0,114,178,0.24)" in (card["style"] or "")
+    memories = [m["style"] for m in page.all("div", **{"class": "text memory"})]
+    assert memories == [
+        "--advantage: rgba(213,94,0,0.40)",
+        "--advantage: transparent",
+        "--advantage: transparent",
+    ]
+
+
+def test_the_tints_are_explained_where_there_are_any(read_page):
+    for advantage, explained in ((1.0, True), (None, False)):
+        page = read_page(trajectories_html([trajectory(advantage=advantage)]))
+        assert ("blue is positive" in page.text) is explained
+
+
+def test_a_page_gives_its_colours_to_the_trajectories(read_page):
+    styles = {"ours": Style("#123456", "o")}
+    page = read_page(trajectories_html([trajectory(method="ours")], styles))
+    [card] = page.all("details", **{"class": "trajectory"})
+    assert "--method: #123456" in (card["style"] or "")
 
 
 # --- filters
@@ -221,10 +248,10 @@ def test_the_best_and_the_worst_quarter_of_each_method_can_be_chosen(read_page):
     # Eight of MemPO: two are a quarter; the only one of GRPO is its best and its worst.
     expected = ["", "worst", "best", "", "", "", "worst", "best", "worst best"]
     assert groups(page) == expected
-    assert [b["data-value"] for b in page.all("button")] == [
+    assert [b["data-value"] for b in page.all("button") if "data-value" in b] == [
         "", "best", "worst", "disagree", "", "GRPO", "MemPO",
     ]  # fmt: skip
-    assert page.texts["p"] == ["9 of 9 trajectories"]
+    assert "9 of 9 trajectories" in page.texts["p"]
 
 
 def test_equal_rewards_are_ranked_by_f1_and_then_by_the_last_memory(read_page):
