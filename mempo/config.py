@@ -440,6 +440,12 @@ class Evaluate(Settings):
     )
     questions: Positive = Field(default=96, description="Questions per number of objectives (K).")
     temperature: float = Field(default=0.0, ge=0.0, description="0 is greedy (metrics eval/...).")
+    memory_weight: float = Field(
+        default=1.0,
+        ge=0.0,
+        description="Weight w of the memory in the logits, l_without + w (l_with - l_without): "
+        "above 1 the policy leans on its memory, 0 acts as if it were empty.",
+    )
     sampled: bool = Field(
         default=True, description="Also sample at temperature 1 (eval_sampled/...)."
     )
@@ -543,6 +549,15 @@ class Experiment(Settings):
     checkpoint: Checkpoint = Checkpoint()
     tracking: Tracking = Tracking()
     cluster: Cluster = Cluster()
+
+    @model_validator(mode="after")
+    def _fits(self) -> Experiment:
+        if self.evaluate.memory_weight != 1 and not self.agent.remembers:
+            raise ValueError(
+                f"evaluate.memory_weight is set, but agent.kind '{self.agent.kind}' writes no "
+                "memory; leave it out"
+            )
+        return self
 
     @property
     def algorithm(self) -> Literal["grpo", "mempo", "dpo"]:

@@ -58,6 +58,7 @@ class Request:
     prompt_ids: list[int]
     max_tokens: int
     key: tuple[str | int, ...]
+    without_ids: list[int] | None = None  # the prompt without its memory, where that is weighted
 
 
 @dataclass(frozen=True)

@@ -107,9 +107,9 @@ class Sampler:
 
         e = self.experiment.evaluate
         questions = self.world.questions("test", e.questions, objectives=objectives, key=(e.seed,))
-        trajectories = self._run(
-            questions, passes, Sampling(temperature), (e.seed, "evaluate", str(temperature))
-        )
+        sampling = Sampling(temperature, memory_weight=e.memory_weight)
+        key = (e.seed, "evaluate", str(temperature))
+        trajectories = self._run(questions, passes, sampling, key)
         write_rollouts(path, trajectories)
         return rollout_metrics(trajectories)
 

@@ -8,6 +8,7 @@ of the type `View`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from mempo.agent import external
 from mempo.agent.protocol import SUMMARISE, information_ids, memory_block_ids
@@ -110,6 +111,16 @@ def _retrieval(
     segments = [f"{codec.text(s.output_ids)} {s.observation}" for s in old]
     chosen = most_similar(now, segments, agent.retrieved, model=agent.embedding_model)
     return _joined(head, [*(old[i] for i in sorted(chosen)), *recent])
+
+
+def without_memories(steps: Sequence[Step]) -> list[Step]:
+    """The steps with their memories' own tokens taken out; tags and all else stay."""
+    emptied = []
+    for step in steps:
+        inside = {i for start, end in step.mem_spans for i in range(start, end)}
+        kept = [token for i, token in enumerate(step.output_ids) if i not in inside]
+        emptied.append(replace(step, output_ids=kept, mem_spans=[]))
+    return emptied
 
 
 def reply_ids(codec: Codec, step_action: str, reply: str) -> list[int]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from mempo.agent import external
-from mempo.agent.context import context_ids, reply_ids
+from mempo.agent.context import context_ids, reply_ids, without_memories
 from mempo.agent.protocol import ParsedStep, head_ids, parse_step, token_span
 from mempo.agent.reward import score_answer, trajectory_reward
 from mempo.config import Agent, Reward, Rollout, writes_memory
@@ -74,7 +74,7 @@ def run_trajectories(
             progress(len(runs) - len(active), len(runs))
         ready: list[tuple[_Run, Request]] = []
         for r in active:
-            request = _request(r, codec, agent, rollout, key)
+            request = _request(r, codec, agent, rollout, key, sampling.memory_weight != 1)
             if request is not None:
                 ready.append((r, request))
         completions = sampler.generate([request for _, request in ready], sampling)
@@ -89,9 +89,12 @@ def run_trajectories(
 
 
 def _request(
-    r: _Run, codec: Codec, agent: Agent, rollout: Rollout, key: tuple[Key, ...]
+    r: _Run, codec: Codec, agent: Agent, rollout: Rollout, key: tuple[Key, ...], weighted: bool
 ) -> Request | None:
-    """The next step's request, or None where a limit ends the trajectory (its status is set)."""
+    """The next step's request, or None where a limit ends the trajectory (its status is set).
+
+    weighted: the memory has a weight of its own, so the prompt is also needed without it.
+    """
     queries = r.queries()  # they are no steps of the environment, and have a limit of their own
     if len(r.steps) - queries >= r.limit or queries > agent.max_queries:
         r.status = "step_limit"
@@ -106,7 +109,10 @@ def _request(
     if len(prompt) > rollout.max_prompt_tokens:
         r.status = "context_overflow"
         return None
-    return Request(prompt, budget, (*key, r.question.id, r.rollout, len(r.steps)))
+    without = None
+    if weighted:
+        without = context_ids(agent, codec, r.question, r.head, without_memories(r.steps))
+    return Request(prompt, budget, (*key, r.question.id, r.rollout, len(r.steps)), without)
 
 
 def _read_step(

@@ -12,11 +12,15 @@ class Sampling:
     """Temperature, then top-k, then top-p. Temperature 0 is greedy.
 
     Greedy decoding has no distribution of its own; its log-probs are those of temperature 1.
+    memory_weight w: sampled from l' = l_without + w (l - l_without), l the logits of the prompt
+    and l_without those of the prompt without its memory; 1 is plain. At inference alone: what is
+    sampled so is not what a learner trains.
     """
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    memory_weight: float = 1.0
 
     @property
     def divisor(self) -> float:
@@ -35,6 +39,8 @@ def logprobs_of(
     log-prob of -inf would make audit and loss infinite.
     """
     s = sampling or Sampling()
+    if s.memory_weight != 1:
+        raise ValueError("a memory weight is for inference; its samples cannot be trained on")
     scaled = logits / s.divisor
     own = scaled.gather(-1, targets[:, None])
     kept = truncate(scaled, top_p=s.top_p, top_k=s.top_k).scatter(-1, targets[:, None], own)

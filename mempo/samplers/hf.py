@@ -49,12 +49,16 @@ class TransformersSampler:
 
     def _decode(self, requests: list[Request], sampling: Sampling) -> list[Completion]:
         device = next(self.model.parameters()).device
-        width = max(len(r.prompt_ids) for r in requests)
-        ids = torch.full((len(requests), width), self.codec.pad_id)
-        mask = torch.zeros((len(requests), width), dtype=torch.long)
-        for i, r in enumerate(requests):  # padded on the left: all rows end together
-            ids[i, width - len(r.prompt_ids) :] = torch.tensor(r.prompt_ids)
-            mask[i, width - len(r.prompt_ids) :] = 1
+        prompts = [r.prompt_ids for r in requests]
+        weighted = sampling.memory_weight != 1
+        if weighted:  # below every row a twin, which reads the same without the memory
+            prompts += [r.without_ids or r.prompt_ids for r in requests]
+        width = max(map(len, prompts))
+        ids = torch.full((len(prompts), width), self.codec.pad_id)
+        mask = torch.zeros((len(prompts), width), dtype=torch.long)
+        for i, prompt in enumerate(prompts):  # padded on the left: all rows end together
+            ids[i, width - len(prompt) :] = torch.tensor(prompt)
+            mask[i, width - len(prompt) :] = 1
         ids, mask = ids.to(device), mask.to(device)
         limits = [r.max_tokens for r in requests]
         uniforms = [generator(*r.key).random(r.max_tokens) for r in requests]
@@ -76,7 +80,11 @@ class TransformersSampler:
             )
             cache = out[self._cache_name]
             u = np.array([uniforms[i][step] for i in alive])
-            tokens, logps = _sample(out.logits[:, -1].float(), u, sampling)
+            logits = out.logits[:, -1].float()
+            if weighted:
+                remembering, without = logits.chunk(2)
+                logits = without + sampling.memory_weight * (remembering - without)
+            tokens, logps = _sample(logits, u, sampling)
             stay: list[int] = []
             for row, (i, token, logp) in enumerate(zip(alive, tokens, logps, strict=True)):
                 outputs[i].append(token)
@@ -89,15 +97,16 @@ class TransformersSampler:
                     stay.append(row)
             step += 1
             if len(stay) < len(alive):
+                twins = [row + len(alive) for row in stay] if weighted else []
                 alive = [alive[row] for row in stay]
                 if not alive:
                     break
-                keep = torch.tensor(stay, device=device)
+                keep = torch.tensor([*stay, *twins], device=device)
                 cache.batch_select_indices(keep)
                 mask, positions = mask[keep], positions[keep]
-            last = [outputs[i][-1] for i in alive]
+            last = [outputs[i][-1] for i in alive] * (2 if weighted else 1)
             ids = torch.tensor(last, device=device)[:, None]
-            mask = torch.cat([mask, mask.new_ones((len(alive), 1))], dim=1)
+            mask = torch.cat([mask, mask.new_ones((len(last), 1))], dim=1)
             positions = positions[:, -1:] + 1
         return [
             Completion(o, p, reason)

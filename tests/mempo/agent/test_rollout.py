@@ -10,6 +10,7 @@ from mempo.agent.protocol import STOP_STRINGS, head_ids, information_ids
 from mempo.config import Agent, Rollout
 from mempo.environments.atlas import AtlasWorld
 from mempo.policies.codec import Codec
+from mempo.policies.distribution import Sampling
 from mempo.samplers.hf import TransformersSampler
 from mempo.types import FinishReason, Question, Trajectory
 
@@ -166,3 +167,19 @@ def test_batch_size_and_order_change_neither_ids_nor_draws(
     for k, t in got[0].items():
         for a, b in zip(t.steps, got[2][k].steps, strict=True):
             assert a.logprobs == pytest.approx(b.logprobs, abs=1e-4)
+
+
+def test_a_weighted_memory_is_taken_out_of_a_second_prompt(
+    scripted: Any, run: Run, codec: Codec, question: Question
+) -> None:
+    sampler = scripted(codec, {("q", 0, 1): ANSWER})
+    run(sampler, [question], sampling=Sampling(memory_weight=2.0))
+    first, second = sampler.requests
+    assert first.without_ids == first.prompt_ids
+    assert second.without_ids is not None
+    assert codec.text(second.without_ids) == codec.text(second.prompt_ids).replace(
+        "<mem>m</mem>", "<mem></mem>"
+    )
+    sampler.requests.clear()
+    run(sampler, [question])
+    assert [r.without_ids for r in sampler.requests] == [None, None]

@@ -106,3 +106,8 @@ def test_a_target_outside_the_set_keeps_a_finite_log_prob_and_a_gradient() -> No
 def test_nothing_truncates_by_default() -> None:
     assert truncate(LOGITS) is LOGITS
     assert truncate(LOGITS, top_k=3, top_p=1.0) is LOGITS
+
+
+def test_what_a_memory_weight_sampled_is_not_trained_on() -> None:
+    with pytest.raises(ValueError, match="for inference"):
+        logprobs_of(torch.zeros(1, 3), torch.tensor([0]), Sampling(memory_weight=2.0))
