@@ -65,10 +65,11 @@ def check_words(experiment: Experiment, codec: Codec) -> str:
     text = protocol_words(experiment.agent)
     if unknown is not None and unknown in codec.encode(text):
         lost = [word for word in text.split() if unknown in codec.encode(word)]
+        full = experiment.agent.prompt == "full"
+        cure = "set agent.prompt=short" if full else "train one for this agent (`mempo sft`)"
         raise ValueError(
-            f"agent.kind '{experiment.agent.kind}' with agent.prompt '{experiment.agent.prompt}': "
-            f"the vocabulary of {experiment.policy.model} lacks {', '.join(lost[:3])}; set "
-            "agent.prompt=short, or train a policy for this agent (`mempo sft`, sft.agents)"
+            f"agent.{'prompt' if full else 'kind'}: the vocabulary of {experiment.policy.model} "
+            f"lacks words of agent '{experiment.agent.kind}' ({', '.join(lost[:3])}); {cure}"
         )
     return "every word of the agent's protocol is known"
 
