@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from tasks import store
+from tasks import records, store
 from tasks.tracking import Tracker
 
 CURVES = (
@@ -66,7 +64,7 @@ def report_runs(
             titles.append(compared["title"])
             notes += compared["notes"]
         else:
-            wanted += tracker.children(run_id) or [run_id]
+            wanted += _latest(tracker, run_id) or [run_id]
     infos = {run_id: tracker.run_info(run_id) for run_id in wanted}
     tasks: list[dict[str, Any]] = []
     trajectories: list[dict[str, Any]] = []
@@ -74,6 +72,7 @@ def report_runs(
         who = {
             "method": info.tags.get("mempo.method", info.name),
             "seed": int(info.tags.get("mempo.seed", 0)),
+            "start": info.tags.get("mempo.start", ""),
         }
         tasks += [who | row for row in _artifact(tracker, run_id, "evaluation/tasks.json")]
         for file in ("training/trajectories.json", "evaluation/trajectories.json"):
@@ -82,7 +81,12 @@ def report_runs(
     if not curves.empty:
         method = {r: i.tags.get("mempo.method", i.name) for r, i in infos.items()}
         seed = {r: int(i.tags.get("mempo.seed", 0)) for r, i in infos.items()}
-        curves = curves.assign(method=curves["run_id"].map(method), seed=curves["run_id"].map(seed))
+        start = {r: i.tags.get("mempo.start", "") for r, i in infos.items()}
+        curves = curves.assign(
+            method=curves["run_id"].map(method),
+            seed=curves["run_id"].map(seed),
+            start=curves["run_id"].map(start),
+        )
     evaluations = pd.DataFrame(tasks)
     if evaluations.empty and curves.empty:
         raise ValueError(f"nothing to report: runs {', '.join(wanted)} have logged no evaluation")
@@ -109,6 +113,17 @@ def report_runs(
     return page, "\n".join([terminal_table(evaluations), "", *differences])
 
 
+def _latest(tracker: Tracker, run_id: str) -> list[str]:
+    """A run's children without those that were cut off or failed and then run anew."""
+    children = [tracker.run_info(child) for child in tracker.children(run_id)]
+    return [
+        child.run_id
+        for i, child in enumerate(children)
+        if child.status in ("FINISHED", "RUNNING")
+        or all(later.name != child.name for later in children[i + 1 :])
+    ]
+
+
 def _facts(infos: dict[str, Any]) -> dict[str, str]:
     tags = [i.tags for i in infos.values()]
 
@@ -127,9 +142,4 @@ def _facts(infos: dict[str, Any]) -> dict[str, str]:
 
 def _artifact(tracker: Tracker, run_id: str, file: str) -> Any:
     """A JSON artifact of a run, empty where the run has none."""
-    client, _ = tracker.connect()
-    folder, _, _ = file.rpartition("/")
-    if file not in {a.path for a in client.list_artifacts(run_id, folder)}:
-        return []
-    with tempfile.TemporaryDirectory() as aside:
-        return json.loads(Path(client.download_artifacts(run_id, file, aside)).read_text())
+    return records.read_json(tracker.connect()[0], run_id, file)
