@@ -125,12 +125,12 @@ def _depth(path: Path, name: str, sources: dict[str, object]) -> int:
     trail = [name]
     while sources[trail[-1]] != "":
         source = sources[trail[-1]]
-        if source not in sources:
+        if not isinstance(source, str) or source not in sources:
             raise ConfigError(
                 f"study {path.name}: 'variants.{trail[-1]}.from' = {source!r} is no variant of "
                 f"this study; there are: {', '.join(sources)}"
             )
-        trail.append(str(source))
+        trail.append(source)
         if trail.count(trail[-1]) > 1:
             raise ConfigError(
                 f"study {path.name}: 'variants.{name}.from' goes round in a circle: "

@@ -67,7 +67,7 @@ def run_children(study: Study, record: Record) -> tuple[dict[str, RunResult], di
                 try:
                     done[child.name] = future.result()
                 except Exception as error:  # the edge: one run's failure must not end the others
-                    failed[child.name] = f"{type(error).__name__}: {error}"
+                    failed[child.name] = " ".join(f"{type(error).__name__}: {error}".split())
                     settle(child, f"failed: {failed[child.name]}")
                 else:
                     settle(child, "done")

@@ -141,7 +141,7 @@ def ablate(
     cluster: ClusterFile = "local",
     overrides: Overrides = None,
     seeds: Annotated[
-        str, typer.Option("--seeds", metavar="N,N", help="Run every variant with these seeds.")
+        str, typer.Option("--seeds", metavar="N,N", help="Seeds in place of the study's.")
     ] = "",
     parallel: Annotated[
         int | None, typer.Option("--parallel", metavar="N", help="Runs that go on side by side.")

@@ -75,10 +75,10 @@ def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     before, now = old["children"], new["children"]
     for name in before:
         if name not in now:
-            return f"it has {name!r}, which the study has no more (variants, starts or seeds)"
+            return f"it has {name!r}, which the study now lacks (see variants, starts, seeds)"
     for name, child in now.items():
         if name not in before:
-            return f"it has no {name!r}, which the study has now (variants, starts or seeds)"
+            return f"it lacks {name!r}, which the study now has (see variants, starts, seeds)"
         for setting in {**child, **before[name]}:
             was, is_now = before[name].get(setting), child.get(setting)
             if was != is_now:
@@ -146,7 +146,7 @@ def _newest(tracker: Tracker, study: Study, runs: list[RunInfo]) -> str:
         reason += f" (run {same[0].run_id} still goes on)"
     elif others:
         differs = difference(_plan(tracker, others[0]), plan_of(study))
-        reason += f" (of the unfinished run {others[0].run_id} {differs})"
+        reason += f" (run {others[0].run_id} is not done, but {differs})"
     raise ValueError(f"--resume auto: {reason}; start it without --resume")
 
 
