@@ -37,8 +37,9 @@ def run_children(study: Study, record: Record) -> tuple[dict[str, RunResult], di
 
     def settle(child: Child, how: str, *, cost_time: bool = True) -> None:
         say(f"{how}; {countdown.settle(child.name, cost_time=cost_time)}", child.name)
-        # A sign of life, too: the run itself logs nothing else before its end.
-        record.log({"study/done": len(done), "study/failed": len(failed)}, len(done) + len(failed))
+        # A sign of life, too: the study's own run logs nothing else before its end.
+        over = len(done) + len(failed)
+        record.log({"study/runs_over": over}, over)
 
     waiting = list(study.children)
     running: dict[Future[RunResult], Child] = {}
