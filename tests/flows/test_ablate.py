@@ -176,6 +176,18 @@ def test_failed_children_are_listed_on_the_terminal(study, resumed, monkeypatch,
     assert resumed.report in shown
 
 
+def test_a_study_that_is_not_done_is_reported_without_what_was_run_anew(resumed):
+    from flows.report import _latest
+
+    latest = [tracker().run_info(run_id) for run_id in _latest(tracker(), resumed.run_id)]
+    assert sorted((run.tags["mempo.variant"], run.status) for run in latest) == [
+        ("back", "FINISHED"),
+        ("broken", "FAILED"),
+        ("mempo", "FINISHED"),
+        ("start", "FINISHED"),
+    ]
+
+
 def test_rows_of_a_report_carry_the_start(resumed, tmp_path, monkeypatch):
     from flows.report import report_runs
     from mempo.evaluation import report

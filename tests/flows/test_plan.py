@@ -10,6 +10,7 @@ import pytest
 from conf.load import load
 from conf.study import Best, Child, Study
 from flows.plan import PLAN, difference, place, place_of, plan_of, plan_tags, run_to_resume
+from tasks import processes
 from tasks.tracking import Tracker
 
 pytestmark = pytest.mark.filterwarnings("default")  # MLflow's and SQLAlchemy's own
@@ -153,6 +154,15 @@ def test_a_study_that_goes_on_in_a_living_process_is_left_alone(tracker):
     before = cut_off(tracker)
     begun(tracker)
     assert run_to_resume(tracker, STUDY, "auto") == before
+
+
+def test_a_study_whose_process_was_killed_goes_on(tracker):
+    run_id = begun(tracker)
+    gone = processes.birth(os.getpid()).rpartition("/")[0] + "/1"
+    tracker.set_tags(run_id, {"mempo.pid_started": gone})
+    assert tracker.run_info(run_id).status == "RUNNING"
+    assert run_to_resume(tracker, STUDY, "auto") == run_id
+    assert run_to_resume(tracker, STUDY, run_id) == run_id
 
 
 def test_what_is_no_ablation_or_not_there_is_refused(tracker, home):
