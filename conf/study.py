@@ -1,45 +1,45 @@
-"""Studies: variants x seeds from one start, so that comparisons are paired."""
+"""Studies: variants x starts x seeds on the same questions, so that comparisons are paired."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-from conf.load import CONF, load
+from conf.load import CONF, flatten, load
+from conf.study_file import MODEL, Best, StudyFile, Variant, check_seeds, read_study, sets_model
 from conf.text import ConfigError, read_mapping
 from mempo.config import Experiment
-
-KNOWN = {"description", "preset", "seeds", "set", "variants", "best"}
-VARIANT_KEYS = {"method", "set", "seeds"}
 
 
 @dataclass(frozen=True)
 class Child:
-    """One run of a study."""
+    """One run of a study.
+
+    `source` names the child whose last checkpoint this one starts from; until that is there,
+    `experiment.policy.model` is what the source itself begins with.
+    """
 
     method: str  # how tables and pictures call it
     variant: str
     seed: int
     experiment: Experiment
+    start: str = ""  # name of the cold start, where the study has several
+    source: str = ""
 
     @property
     def name(self) -> str:
-        return f"{self.variant} seed {self.seed}"
-
-
-@dataclass(frozen=True)
-class Best:
-    """Which variant stands for a method that has several: the best mean over its seeds."""
-
-    metric: str = "em"
-    objectives: int = 4
-    mode: str = "sampled"
+        start = f" start {self.start}" if self.start else ""
+        return f"{self.variant}{start} seed {self.seed}"
 
 
 @dataclass(frozen=True)
 class Study:
-    """A comparison: what it runs, and what it is for."""
+    """A comparison: what it runs, and what it is for.
+
+    A child stands after the one that it starts from, and those that do not train come first.
+    """
 
     name: str
     description: str
@@ -65,48 +65,82 @@ def load_study(
     """Read `conf/study/<name>.yaml`, or the file `name`.
 
     A study is `preset`, `seeds`, common settings `set: [a.b=c]`, and `variants`, each with
-    `method` (the name in tables), `set` and, where it has no training and so no seed of its
-    own, `seeds: [n]`. Of several variants of one method the best stands for it; `best` names
-    the metric, objectives and mode that decide. `overrides` win over all settings. Raises
-    ConfigError in one line.
+    `method` (the name in tables), `set`, and two keys of its own. `from: VARIANT` starts it at
+    the last checkpoint of that variant with the same start and seed. `seeds: [n]` runs it with
+    these seeds only; without it a variant runs with the seeds of the study (of the variant that
+    it starts from), but with the first of them alone where it does not train, for then the seed
+    decides nothing. `starts: {name: MODEL}` runs all of it from several cold starts. Of several
+    variants of one method the best stands for it; `best` names the metric, objectives and mode
+    that decide. `overrides` win over all settings. Raises ConfigError in one line.
     """
     path = Path(name) if name.endswith((".yaml", ".yml")) else CONF / "study" / f"{name}.yaml"
     if not path.is_file():
         known = ", ".join(studies())
         raise ConfigError(f"unknown study {name!r}; there are: {known}; or give a YAML file")
-    content = read_mapping(path)
-    unknown = sorted(set(content) - KNOWN)
-    if unknown:
+    file = read_study(path)
+    if file.starts and sets_model(overrides or ()):
+        raise ConfigError(f"study {path.name} has 'starts', so --set {MODEL} is no use; drop it")
+    wanted = file.seeds if seeds is None else check_seeds("--seeds", seeds)
+    children: list[Child] = []
+    for variant in file.variants:
+        for start, model in (file.starts or {"": ""}).items():
+            settings = [*file.settings, *([f"{MODEL}={model}"] if model else ())]
+            settings += [*variant.settings, *(overrides or ())]
+            read = partial(load, file.preset, cluster=cluster, overrides=settings)
+            sources = {
+                c.seed: c for c in children if (c.variant, c.start) == (variant.source, start)
+            }
+            for seed in _seeds(file, variant, wanted, sources, read(seed=wanted[0])):
+                own, source = read(seed=seed), sources.get(seed)
+                if source is not None:
+                    begin = source.experiment.policy.model
+                    policy = own.policy.model_copy(update={"model": begin})
+                    own = own.model_copy(update={"policy": policy})
+                after = source.name if source else ""
+                children.append(Child(variant.method, variant.name, seed, own, start, after))
+    depth = {variant.name: variant.depth for variant in file.variants}
+    # Those that do not train are quick, and what starts from another run has to wait for it.
+    children.sort(key=lambda c: (depth[c.variant], c.experiment.iterations > 0))
+    if file.best is not None:
+        _check_rule(path, file.best, children)
+    return Study(path.stem, file.description, tuple(children), file.best)
+
+
+def differing(study: Study) -> list[str]:
+    """Settings, by dotted name, that are not the same in all runs; seed and start aside."""
+    flat = [flatten(child.experiment) for child in study.children]
+    return [
+        name
+        for name, value in flat[0].items()
+        if name not in ("seed", MODEL) and any(other[name] != value for other in flat)
+    ]
+
+
+def _seeds(
+    file: StudyFile,
+    variant: Variant,
+    wanted: Sequence[int],
+    sources: dict[int, Child],
+    experiment: Experiment,
+) -> Sequence[int]:
+    """The seeds of a variant; `sources` are the children that it may start from, by seed."""
+    if not variant.source:
+        # A fresh 'tiny' policy is drawn from the seed: then even what does not train needs each.
+        once = experiment.iterations == 0 and experiment.policy.model != "tiny"
+        return variant.seeds or (wanted[:1] if once else wanted)
+    where = f"study {file.path.name}: 'variants.{variant.name}.from'"
+    if any(child.experiment.iterations == 0 for child in sources.values()):
         raise ConfigError(
-            f"study {path.name}: unknown key {unknown[0]!r}; allowed: {', '.join(sorted(KNOWN))}"
+            f"{where}: {variant.source} trains nothing (iterations = 0), so it leaves no "
+            "checkpoint; start from a variant that trains"
         )
-    variants = content.get("variants")
-    if not isinstance(variants, dict) or not variants:
-        raise ConfigError(f"study {path.name}: 'variants' must name at least one variant")
-    common = _texts(path, "set", content.get("set"))
-    wanted = seeds or _seeds(path, "seeds", content.get("seeds", [0]))
-    children = []
-    for variant, spec in variants.items():
-        spec = _variant(path, str(variant), spec)
-        for seed in spec.get("seeds", wanted):
-            own = _texts(path, f"variants.{variant}.set", spec.get("set"))
-            experiment = load(
-                str(content.get("preset", "demo")),
-                cluster=cluster,
-                overrides=[*common, *own, *(overrides or [])],
-                seed=int(seed),
-            )
-            method = str(spec.get("method", variant))
-            children.append(Child(method, str(variant), int(seed), experiment))
-    children.sort(key=lambda c: c.experiment.iterations > 0)  # baselines first: they are quick
-    best = content.get("best")
-    try:
-        rule = Best(**best) if isinstance(best, dict) else None
-    except TypeError:
-        raise ConfigError(f"study {path.name}: 'best' takes metric, objectives and mode") from None
-    if rule is not None:
-        _check_rule(path, rule, children)
-    return Study(path.stem, str(content.get("description", "")), tuple(children), rule)
+    missing = [seed for seed in variant.seeds if seed not in sources]
+    if missing:
+        raise ConfigError(
+            f"{where}: {variant.source} has no seed {missing[0]}, only "
+            f"{', '.join(map(str, sources))}; correct the seeds of one of them"
+        )
+    return variant.seeds or tuple(sources)
 
 
 def _check_rule(path: Path, rule: Best, children: list[Child]) -> None:
@@ -119,28 +153,3 @@ def _check_rule(path: Path, rule: Best, children: list[Child]) -> None:
                 f"objectives, but {child.name} measures evaluate.objectives = "
                 f"{list(e.objectives)}, evaluate.sampled = {e.sampled}; correct one of them"
             )
-
-
-def _variant(path: Path, name: str, spec: object) -> dict[str, Any]:
-    spec = {} if spec is None else spec  # a variant may be its name alone
-    if not isinstance(spec, dict) or set(spec) - VARIANT_KEYS:
-        raise ConfigError(
-            f"study {path.name}: variants.{name} takes {', '.join(sorted(VARIANT_KEYS))}, "
-            f"as in '{name}: {{method: NAME, set: [section.setting=value]}}'"
-        )
-    _seeds(path, f"variants.{name}.seeds", spec.get("seeds", []))
-    return spec
-
-
-def _seeds(path: Path, key: str, value: object) -> list[int]:
-    if not isinstance(value, list) or not all(type(v) is int for v in value):
-        raise ConfigError(f"study {path.name}: {key!r} must be a list of whole numbers")
-    return value
-
-
-def _texts(path: Path, key: str, value: object) -> list[str]:
-    if value is None:
-        return []
-    if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
-        raise ConfigError(f"study {path.name}: {key!r} must be a list of 'section.setting=value'")
-    return list(value)

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
 from dataclasses import dataclass
+from math import inf, nan
 from statistics import fmean
 
 from prefect import flow
 
-from conf.study import Child, Study
+from conf.study import Study
+from flows.children import run_children
+from flows.plan import PLAN, plan_of, plan_tags
 from flows.progress import say
 from flows.recording import Record, RunResult, recorded
 from flows.report import COMPARED, report_runs
-from flows.train import train
 from tasks import stages
+from tasks.records import RunInfo
+
+TAG_CHARACTERS = 5000  # MLflow refuses longer values, older servers at this length
 
 
 @dataclass(frozen=True)
@@ -32,29 +35,62 @@ class AblationResult:
 @flow(
     name="ablate", task_runner=stages.ray_runner(), persist_result=False, validate_parameters=False
 )
-def ablate(study: Study) -> AblationResult:
+def ablate(study: Study, resume: str = "", command: str = "") -> AblationResult:
     """Run every child of a study; `cluster.parallel` of them side by side.
 
-    A failed child is reported and the others go on; only if all fail the flow fails.
+    A failed child is reported and the others go on; only if all fail the flow fails. What is cut
+    off can go on: children that are FINISHED with the same configuration are taken over.
+
+    Args:
+        study: what to run.
+        resume: id of the MLflow run that goes on; its plan is this study's (`flows.plan`).
+        command: how a person started this, for the line that says how to go on.
     """
     first = study.children[0].experiment
-    with recorded(first, "ablate", name=study.name, method=study.name) as record:
-        done, failed = _run_children(study, record)
-        if not done:
-            name, reason = next(iter(failed.items()))
-            raise RuntimeError(f"all {len(failed)} runs of the study failed; {name}: {reason}")
-        chosen, notes = _best(study, done)
-        compared = {
-            "title": f"{study.name}: {study.description}",
-            "runs": [done[name].run_id for name in chosen],
-            "notes": [*(f"{name} failed: {reason}" for name, reason in failed.items()), *notes],
-        }
-        record.tracker.log_text(record.run_id, json.dumps(compared), COMPARED)
-        page, table = report_runs(record.tracker, [record.run_id], record.folder / "report")
-        record.tracker.log_artifact(record.run_id, page.parent, "report")
-        if failed:
-            record.tracker.set_tags(record.run_id, {"mempo.failed": ", ".join(failed)})
-        return AblationResult(record.run_id, done, failed, str(page), table)
+    with recorded(
+        first, "ablate", name=study.name, method=study.name, tags=plan_tags(study), resume=resume
+    ) as record:
+        tracker, run_id = record.tracker, record.run_id
+        if not resume:
+            tracker.log_text(run_id, json.dumps(plan_of(study)), PLAN)
+        try:
+            done, failed = run_children(study, record)
+            return _compare(study, record, done, failed)
+        except BaseException:
+            again = f"{command or f'mempo ablate {study.name}'} --resume {run_id}"
+            say(f"the study is not done; to go on: {again}")
+            raise
+
+
+def _compare(
+    study: Study, record: Record, done: dict[str, RunResult], failed: dict[str, str]
+) -> AblationResult:
+    tracker, run_id = record.tracker, record.run_id
+    reasons = [f"{name}: {reason}" for name, reason in failed.items()]
+    tracker.set_tags(run_id, {"mempo.failed": "\n".join(reasons)[:TAG_CHARACTERS]})
+    if not done:
+        raise RuntimeError(f"all {len(failed)} runs of the study failed; {reasons[0]}")
+    chosen, notes = _best(study, done)
+    failures = [f"{name} failed: {reason}" for name, reason in failed.items()]
+    compared = {
+        "title": f"{study.name}: {study.description}",
+        "runs": [done[name].run_id for name in chosen],
+        "notes": [*failures, *_cut_off(tracker.find({"mlflow.parentRunId": run_id}), done), *notes],
+    }
+    tracker.log_text(run_id, json.dumps(compared), COMPARED)
+    page, table = report_runs(tracker, [run_id], record.folder / "report")
+    tracker.log_artifact(run_id, page.parent, "report")
+    return AblationResult(run_id, done, failed, str(page), table)
+
+
+def _cut_off(runs: list[RunInfo], done: dict[str, RunResult]) -> list[str]:
+    """The tries that a run which is done needed before it, in words."""
+    return [
+        f"{run.name} was run anew: run {run.run_id} ended as {run.status} "
+        f"({run.tags.get('mempo.reason', 'no reason given')})"
+        for run in reversed(runs)
+        if run.name in done and run.run_id != done[run.name].run_id
+    ]
 
 
 def _best(study: Study, done: dict[str, RunResult]) -> tuple[list[str], list[str]]:
@@ -71,35 +107,13 @@ def _best(study: Study, done: dict[str, RunResult]) -> tuple[list[str], list[str
     notes: list[str] = []
     for method, by_variant in variants.items():
         means = {
-            variant: fmean((done[name].metrics or {})[key] for name in names)
+            variant: fmean((done[name].metrics or {}).get(key, nan) for name in names)
             for variant, names in by_variant.items()
         }
-        best = max(means, key=lambda variant: means[variant])
+        # What was not measured (a NaN is smaller than nothing) is never the best.
+        best = max(means, key=lambda variant: means[variant] if means[variant] >= 0 else -inf)
         chosen += by_variant[best]
         if len(means) > 1:
             listed = ", ".join(f"{v} {m:.3f}" for v, m in means.items())
             notes.append(f"{method} is {best}, the best by {key}: {listed}")
     return chosen, notes
-
-
-def _run_children(study: Study, record: Record) -> tuple[dict[str, RunResult], dict[str, str]]:
-    done: dict[str, RunResult] = {}
-    failed: dict[str, str] = {}
-
-    def run(child: Child) -> None:
-        try:
-            done[child.name] = train(
-                child.experiment, name=child.name, parent=record.run_id, method=child.method
-            )
-        except Exception as error:  # the edge: one run's failure must not end the others
-            failed[child.name] = f"{type(error).__name__}: {error}"
-            say(f"failed: {failed[child.name]}", child.name)
-
-    parallel = study.children[0].experiment.cluster.parallel
-    with ThreadPoolExecutor(max_workers=parallel) as pool:
-        # Each thread gets the flow's context, so that children are sub-flows of this one.
-        futures = [pool.submit(copy_context().run, run, child) for child in study.children]
-        for future in futures:
-            future.result()
-    order = [c.name for c in study.children]
-    return {n: done[n] for n in order if n in done}, failed

@@ -5,6 +5,7 @@ Prefect, Ray, MLflow and torch are imported by the commands that need them, so `
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +14,7 @@ import typer
 from conf.load import load
 from conf.study import load_study
 from conf.text import ConfigError
-from flows.listing import Command, Commands
+from flows.listing import Command, Commands, study_table
 from flows.options import ClusterFile, Overrides, Preset, Seed, integers
 from flows.shell import command, complain, stay_offline
 
@@ -140,31 +141,70 @@ def ablate(
     cluster: ClusterFile = "local",
     overrides: Overrides = None,
     seeds: Annotated[
-        str, typer.Option("--seeds", metavar="N,N", help="Run every variant with these seeds.")
+        str, typer.Option("--seeds", metavar="N,N", help="Seeds in place of the study's.")
     ] = "",
     parallel: Annotated[
         int | None, typer.Option("--parallel", metavar="N", help="Runs that go on side by side.")
     ] = None,
+    resume: Annotated[
+        str,
+        typer.Option(
+            "--resume",
+            metavar="RUN",
+            help="Go on with this MLflow run of the study, or with 'auto' the newest one that is "
+            "not done.",
+        ),
+    ] = "",
+    show: Annotated[
+        bool, typer.Option("--list", help="List the runs of the study and start nothing.")
+    ] = False,
 ) -> None:
     """Run a study, and compare its variants on one page.
 
-    Variants start from one policy with the same seeds, so they are compared in pairs. A run that
-    fails does not stop the others; the exit status is then 1. `--set` changes every variant and
-    wins over the study.
+    Variants start from one policy with the same seeds and questions, so they are compared in
+    pairs. A run that fails does not stop the others; the exit status is then 1. `--set` changes
+    every variant and wins over the study.
 
     \b
       mempo ablate demo
+      mempo ablate demo --list
       mempo ablate demo --seeds 101,102 --parallel 2 --set iterations=40
+
+    A study that was cut off, or of which runs failed, goes on with the same options: runs that are
+    finished are kept, the others run anew.
+
+    \b
+      mempo ablate demo --seeds 101,102 --resume auto
+
+    A study file of your own, `mempo ablate mine.yaml`:
+
+    \b
+      description: Does the memory advantage help at a higher learning rate?
+      preset: demo
+      seeds: [101, 102]
+      set: [learner.lr=6.0e-4, cluster.parallel=2]      # every variant
+      starts: {a: models/a, b: models/b}                # optional: several cold starts
+      variants:
+        start: {method: SFT, set: [iterations=0]}       # method: its name in tables
+        grpo: {method: GRPO, set: [memory.weight=0]}
+        mempo: {method: MemPO}                          # seeds: [n] would be its own
+        all: {from: mempo, set: [iterations=0, agent.history=all]}   # from its last checkpoint
+      best: {metric: em, objectives: 4, mode: sampled}  # optional: of several variants of a method
     """
     with command():
         changes = list(overrides or ())
         if parallel is not None:
             changes.append(f"cluster.parallel={parallel}")
         plan = load_study(study, seeds=integers(seeds), cluster=cluster, overrides=changes)
+        if show and resume:
+            raise ConfigError("--list starts nothing, so it goes without --resume; drop one")
+        if show:
+            print(study_table(plan))
+            return
         from flows import run
 
         stay_offline([child.experiment.policy.model for child in plan.children])
-        result = run.ablate(plan)
+        result = run.ablate(plan, resume, _typed(study, cluster, changes, seeds))
         if result.failed:
             complain(f"{len(result.failed)} of {len(plan.children)} runs failed")
             raise typer.Exit(1)
@@ -289,6 +329,14 @@ def ui(
         from flows.ui import serve
 
         serve(prefect_port, mlflow_port)
+
+
+def _typed(study: str, cluster: str, changes: list[str], seeds: str) -> str:
+    """The command that runs a study with these options."""
+    options = ["--cluster", cluster] if cluster != "local" else []
+    options += [word for change in changes for word in ("--set", change)]
+    options += ["--seeds", seeds] if seeds else []
+    return shlex.join(["mempo", "ablate", study, *options])
 
 
 def _show(result: RunResult) -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
-from conf.load import clusters, presets, setting_names
-from conf.study import studies
+from conf.load import clusters, flatten, presets, setting_names
+from conf.study import Study, differing, studies
+from conf.study_file import MODEL
 
 EXIT_STATUS = (
     ("0", "the work was done"),
     ("1", "it failed, or some runs of a study did; MEMPO_DEBUG=1 shows the traceback"),
     ("2", "refused before it began: a setting, an address or a file is wrong"),
-    ("130", "stopped by Ctrl-C; the run is closed as KILLED"),
+    ("130", "stopped by Ctrl-C or SIGTERM; the run is closed as KILLED"),
 )
 
 
@@ -37,6 +39,34 @@ class Command(TyperCommand):
             _section(formatter, "Presets", presets())
         _section(formatter, "Clusters", clusters())
         _section(formatter, "Settings (--set SECTION.NAME=VALUE)", _settings())
+
+
+def study_table(study: Study) -> str:
+    """The runs of a study in plain text: name, method, start, and the settings that differ."""
+    varying = differing(study)
+    rows = [("run", "method", "starts from", "what differs")]
+    for child in study.children:
+        flat = flatten(child.experiment)
+        rows.append(
+            (
+                child.name,
+                child.method,
+                f"the end of {child.source}" if child.source else str(flat[MODEL]),
+                "  ".join(f"{name}={_text(flat[name])}" for name in varying),
+            )
+        )
+    widths = [max(len(row[i]) for row in rows) for i in range(3)]
+    lines = [
+        "  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[3]]).rstrip()
+        for row in rows
+    ]
+    parallel = study.children[0].experiment.cluster.parallel
+    count = f"{len(study.children)} runs, {parallel} at a time"
+    return "\n".join([f"{study.name}: {study.description}", count, "", *lines])
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _settings() -> dict[str, str]:

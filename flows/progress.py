@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections.abc import Mapping
 
 _lock = threading.Lock()
 _start = time.monotonic()
@@ -16,3 +17,36 @@ def say(line: str, label: str = "") -> None:
     prefix = f"[{seconds // 60:3d}:{seconds % 60:02d}] "
     with _lock:
         print(prefix + (f"{label}: " if label else "") + line, file=sys.stderr, flush=True)
+
+
+class Countdown:
+    """How many of several runs are over, and roughly how long the rest takes.
+
+    `work`: what each run has to do, by name, in any unit; the time that is left follows from what
+    the work that is over has taken, so it also counts that runs go on side by side.
+    """
+
+    def __init__(self, work: Mapping[str, float]):
+        self._work = dict(work)
+        self._total = len(work)
+        self._over = 0.0
+        self._begin = time.monotonic()
+
+    def settle(self, name: str, *, cost_time: bool = True) -> str:
+        """Count a run as over; what a person wants to know then."""
+        work = self._work.pop(name)
+        self._over += work if cost_time else 0.0
+        over = self._total - len(self._work)
+        line = f"{over} of {self._total} runs are over"
+        if self._work and self._over:
+            passed = time.monotonic() - self._begin
+            left = passed * sum(self._work.values()) / self._over
+            line += f" after {duration(passed)}, about {duration(left)} left"
+        return line
+
+
+def duration(seconds: float) -> str:
+    """'40 s', '12 min' or '3.5 h'."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

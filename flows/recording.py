@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,12 +63,27 @@ def method_name(experiment: Experiment) -> str:
 
 @contextmanager
 def recorded(
-    experiment: Experiment, kind: Kind, *, name: str = "", parent: str = "", method: str = ""
+    experiment: Experiment,
+    kind: Kind,
+    *,
+    name: str = "",
+    parent: str = "",
+    method: str = "",
+    tags: Mapping[str, str] | None = None,
+    resume: str = "",
 ) -> Iterator[Record]:
-    """One MLflow run around the block: FINISHED, or FAILED or KILLED where it breaks off."""
+    """One MLflow run around the block: FINISHED, or FAILED or KILLED where it breaks off.
+
+    `tags` are further tags of the run; `resume` is the id of a run that goes on in place of a
+    new one.
+    """
     tracker = Tracker(experiment.tracking.uri, experiment.tracking.experiment)
     trains = kind == "train" and experiment.iterations > 0
-    run_id = tracker.start(
+    flow_run_id = {"prefect.flow_run_id": str(flow_run.get_id() or "")}
+    if resume:
+        tracker.resume(resume)
+        tracker.set_tags(resume, {"mempo.reason": "", **flow_run_id})
+    run_id = resume or tracker.start(
         name=name or f"{experiment.preset or kind}-{experiment.algorithm}-{experiment.seed}",
         kind=kind,
         params=flatten(experiment),
@@ -79,7 +94,8 @@ def recorded(
             "mempo.preset": experiment.preset,
             "mempo.seed": str(experiment.seed),
             "mempo.config_sha256": sha256(experiment),
-            "prefect.flow_run_id": str(flow_run.get_id() or ""),
+            **flow_run_id,
+            **(tags or {}),
         },
         parent=parent or None,
     )

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from tasks import store
+from tasks import records, store
 from tasks.records import RunInfo
 from tasks.tracking import Tracker
 
@@ -69,7 +67,7 @@ def report_runs(
             titles.append(compared["title"])
             notes += compared["notes"]
         else:
-            wanted += tracker.children(run_id) or [run_id]
+            wanted += _latest(tracker, run_id) or [run_id]
     infos = {run_id: tracker.run_info(run_id) for run_id in wanted}
     tasks: list[dict[str, Any]] = []
     trajectories: list[dict[str, Any]] = []
@@ -88,6 +86,9 @@ def report_runs(
         method = {r: i.tags.get("mempo.method", i.name) for r, i in infos.items()}
         seed = {r: int(i.tags.get("mempo.seed", 0)) for r, i in infos.items()}
         curves = curves.assign(method=curves["run_id"].map(method), seed=curves["run_id"].map(seed))
+        if starts:
+            start = {run_id: of_run["start"] for run_id, of_run in starts.items()}
+            curves = curves.assign(start=curves["run_id"].map(start))
     evaluations = pd.DataFrame(tasks)
     if evaluations.empty and curves.empty:
         raise ValueError(f"nothing to report: runs {', '.join(wanted)} have logged no evaluation")
@@ -116,7 +117,10 @@ def report_runs(
 
 def _starts(infos: dict[str, RunInfo]) -> dict[str, dict[str, str]]:
     """The column `start` by run, the policy it began from: where a method has a seed twice."""
-    starts = {run_id: info.params.get("policy.model", "") for run_id, info in infos.items()}
+    starts = {
+        run_id: info.tags.get("mempo.start") or info.params.get("policy.model", "")
+        for run_id, info in infos.items()
+    }
     begun: dict[tuple[str, str], set[str]] = {}
     for run_id, info in infos.items():
         run = (info.tags.get("mempo.method", info.name), info.tags.get("mempo.seed", "0"))
@@ -133,6 +137,17 @@ def _policy(info: RunInfo) -> dict[str, str]:
         "history": info.params.get("agent.history", "") if remembers else "",
         "policy": "" if trained else info.params.get("policy.model", ""),
     }
+
+
+def _latest(tracker: Tracker, run_id: str) -> list[str]:
+    """A run's children without those that were cut off or failed and then run anew."""
+    children = [tracker.run_info(child) for child in tracker.children(run_id)]
+    return [
+        child.run_id
+        for i, child in enumerate(children)
+        if child.status in ("FINISHED", "RUNNING")
+        or all(later.name != child.name for later in children[i + 1 :])
+    ]
 
 
 def _facts(infos: dict[str, RunInfo]) -> dict[str, str]:
@@ -153,9 +168,4 @@ def _facts(infos: dict[str, RunInfo]) -> dict[str, str]:
 
 def _artifact(tracker: Tracker, run_id: str, file: str) -> Any:
     """A JSON artifact of a run, empty where the run has none."""
-    client, _ = tracker.connect()
-    folder, _, _ = file.rpartition("/")
-    if file not in {a.path for a in client.list_artifacts(run_id, folder)}:
-        return []
-    with tempfile.TemporaryDirectory() as aside:
-        return json.loads(Path(client.download_artifacts(run_id, file, aside)).read_text())
+    return records.read_json(tracker.connect()[0], run_id, file)

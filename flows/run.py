@@ -90,16 +90,26 @@ def sft(experiment: Experiment, out: Path | None = None) -> RunResult:
     return result
 
 
-def ablate(study: Study) -> AblationResult:
-    """Run a study and print its table and the path of its page."""
-    from flows.doctor import preflight
+def ablate(study: Study, resume: str = "", command: str = "") -> AblationResult:
+    """Run a study and print its table and the path of its page.
 
-    for experiment in {c.variant: c.experiment for c in study.children}.values():
+    `resume`: id of the study's run to go on with, or 'auto' for the newest that is not done;
+    `command`: what was typed, for the line that says how to go on.
+    """
+    from flows.doctor import preflight
+    from flows.plan import run_to_resume
+    from tasks.tracking import Tracker
+
+    tracking = study.children[0].experiment.tracking
+    if resume:
+        resume = run_to_resume(Tracker(tracking.uri, tracking.experiment), study, resume)
+        say(f"going on with run {resume}")
+    for experiment in {(c.variant, c.start): c.experiment for c in study.children}.values():
         preflight(experiment)
     with services(study.children[0].experiment):
         from flows.ablate import ablate as flow
 
-        result = flow(study)
+        result = flow(study, resume, command)
     print(result.table)
     print(f"Report: {result.report}")
     for name, reason in result.failed.items():

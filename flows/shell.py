@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Iterator
@@ -18,8 +19,12 @@ DEBUG = "MEMPO_DEBUG"
 
 @contextmanager
 def command() -> Iterator[None]:
-    """Around each command: a quiet environment; what ends it early as one line and a status."""
+    """Around each command: a quiet environment; what ends it early as one line and a status.
+
+    SIGTERM ends it as Ctrl-C does, so that runs are closed and nothing is left behind.
+    """
     _be_quiet()
+    before = signal.signal(signal.SIGTERM, _stop)
     try:
         yield
     except typer.Exit:
@@ -36,6 +41,8 @@ def command() -> Iterator[None]:
         complain(f"{type(error).__name__}: {error}")
         complain(f"`mempo ui` shows the run and its record; {DEBUG}=1 shows the traceback")
         raise typer.Exit(1) from error
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def stay_offline(models: list[str]) -> None:
@@ -47,6 +54,10 @@ def stay_offline(models: list[str]) -> None:
 def complain(text: str) -> None:
     """One line on stderr, whatever line breaks the text has."""
     print(f"mempo: {' '.join(text.split())}", file=sys.stderr)
+
+
+def _stop(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def _be_quiet() -> None:

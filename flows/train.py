@@ -24,7 +24,13 @@ WEIGHTS = "weights.safetensors"  # on their way from the learner to the sampler
 
 
 @flow(name="train", task_runner=stages.ray_runner(), persist_result=False)
-def train(experiment: Experiment, name: str = "", parent: str = "", method: str = "") -> RunResult:
+def train(
+    experiment: Experiment,
+    name: str = "",
+    parent: str = "",
+    method: str = "",
+    tags: dict[str, str] | None = None,
+) -> RunResult:
     """Train a policy from `policy.model` for `iterations`, and evaluate it.
 
     Args:
@@ -32,11 +38,12 @@ def train(experiment: Experiment, name: str = "", parent: str = "", method: str 
         name: of the MLflow run; made from preset, algorithm and seed by default.
         parent: id of the MLflow run that this one is a child of.
         method: how tables and pictures call it.
+        tags: further tags of its MLflow run.
     """
     label = name or method or method_name(experiment)
     threads = pick_threads(experiment.cluster)
     with (
-        recorded(experiment, "train", name=name, parent=parent, method=method) as record,
+        recorded(experiment, "train", name=name, parent=parent, method=method, tags=tags) as record,
         placement.rl_models(experiment, threads) as (sampler, learner),
     ):
         result = _train(experiment, record, sampler, learner, label)

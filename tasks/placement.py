@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +17,10 @@ from mempo.config import Cluster, Experiment
 from tasks import actors
 
 PLACE_TIMEOUT_S = 120
+
+_live: set[Any] = set()  # actors that this process made and has not killed
+_stopping = threading.Event()
+_guard = threading.Lock()
 
 
 @contextmanager
@@ -55,12 +60,39 @@ def _placed(
             actor = ray.remote(cls).options(
                 num_cpus=cpus, num_gpus=gpus, scheduling_strategy=strategy
             )
-            made.append(actor.remote(experiment, threads))
+            with _guard:
+                check_stop()
+                made.append(actor.remote(experiment, threads))
+                _live.add(made[-1])
         yield made
     finally:
         for actor in made:
+            _live.discard(actor)
             ray.kill(actor)
         remove_placement_group(group)
+
+
+@contextmanager
+def stopped() -> Iterator[None]:
+    """Kill the actors of all flows of this process, so that threads which wait for them go on.
+
+    While the block runs those threads get a KeyboardInterrupt, as if Ctrl-C had reached them,
+    wherever they wait for a model or want to make one.
+    """
+    with _guard:
+        _stopping.set()
+        for actor in list(_live):
+            ray.kill(actor)
+    try:
+        yield
+    finally:
+        _stopping.clear()
+
+
+def check_stop() -> None:
+    """Raise KeyboardInterrupt in a flow whose models were stopped."""
+    if _stopping.is_set():
+        raise KeyboardInterrupt
 
 
 def wait(reference: Any, cluster: Cluster, stage: str) -> Any:
@@ -74,6 +106,7 @@ def wait(reference: Any, cluster: Cluster, stage: str) -> Any:
     except ray.exceptions.RayTaskError as error:  # raised inside the actor: show the cause itself
         raise (error.cause or error) from error
     except ray.exceptions.RayActorError as error:
+        check_stop()
         name, reason = _cause(str(error))
         if name == "ValueError":  # what a user did, found out while the actor was made
             raise ValueError(reason) from error

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import tempfile
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pandas as pd
 from mlflow import MlflowClient
@@ -133,6 +134,15 @@ def log_params(client: MlflowClient, run_id: str, params: Mapping[str, object]) 
     shown = [Param(key, param_text(value)) for key, value in params.items()]
     for at in range(0, len(shown), PARAMS_PER_BATCH):
         client.log_batch(run_id, params=shown[at : at + PARAMS_PER_BATCH], synchronous=True)
+
+
+def read_json(client: MlflowClient, run_id: str, file: str) -> Any:
+    """The content of a run's JSON artifact; an empty list where the run has no such file."""
+    folder, _, _ = file.rpartition("/")
+    if file not in {artifact.path for artifact in client.list_artifacts(run_id, folder)}:
+        return []
+    with tempfile.TemporaryDirectory() as aside:
+        return json.loads(Path(client.download_artifacts(run_id, file, aside)).read_text())
 
 
 def param_text(value: object) -> str:

@@ -12,14 +12,17 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import Any
 
 import httpx
 
@@ -142,6 +145,24 @@ def connect_ray(cluster: Cluster, env: Mapping[str, str] | None = None) -> str:
     if ray.is_initialized():
         raise RuntimeError("this process is connected to a Ray already; call shutdown_ray() first")
     runtime_env = {"env_vars": {**worker_env(cluster), **(env or {})}}
+    with _own_sigterm():
+        return _connect(cluster, runtime_env)
+
+
+@contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Ray takes SIGTERM for itself and would exit at once: a handler that was there stays."""
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if callable(handler) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
+
+
+def _connect(cluster: Cluster, runtime_env: dict[str, Any]) -> str:
+    import ray
+
     if not cluster.address:
         # It warns that a token guards this Ray, as is its default and right.
         logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)

@@ -18,7 +18,7 @@ from prefect_ray.context import remote_options
 
 from mempo.config import Cluster, Evaluate, Price
 from tasks.actors import Metrics
-from tasks.placement import wait
+from tasks.placement import check_stop, wait
 
 
 def ray_runner() -> Any:
@@ -33,8 +33,13 @@ def stage(name: str) -> Callable[[Callable[..., Any]], Any]:
 
 def run(stage_task: Any, *args: Any) -> Any:
     """Run a stage on a Ray worker and wait for its result."""
-    with remote_options(num_cpus=0, max_retries=0):
-        return stage_task.submit(*args).result()
+    check_stop()
+    try:
+        with remote_options(num_cpus=0, max_retries=0):
+            return stage_task.submit(*args).result()
+    except Exception:
+        check_stop()  # then what failed is only that its models were killed
+        raise
 
 
 @stage("rollout")

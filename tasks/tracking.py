@@ -89,19 +89,31 @@ class Tracker:
         """Make this process the owner of a run that goes on: RUNNING again, same id.
 
         Raises:
-            ValueError: the tracking server cannot be used, or does not know the run.
+            ValueError: the tracking server cannot be used, or does not know the run, or the run
+                still goes on in a process that lives, or may live.
         """
         client, _ = self.connect()
+        folder = self._folder(run_id)
         try:
             client.get_run(run_id)
-            self.flush(run_id)
-            client.update_run(run_id, status="RUNNING")
+            with store.locked(folder / "resume.lock"):  # the second of two finds it RUNNING
+                self.check_idle(self.run_info(run_id))
+                self.flush(run_id)
+                client.update_run(run_id, status="RUNNING")
+                self.set_tags(run_id, records.owner_tags())
         except OUTAGE as error:
             raise ValueError(
                 f"cannot resume the run {run_id} at {self.uri} ({connection.first_line(error)}); "
                 "check the id and tracking.uri"
             ) from error
-        self.set_tags(run_id, records.owner_tags())
+
+    def check_idle(self, run: RunInfo, stale_s: float = STALE_S) -> None:
+        """Raise a ValueError if the run goes on in a process that lives, or may live."""
+        if run.status == "RUNNING" and not self._gone(run, stale_s):
+            pid, host = run.tags.get("mempo.pid", "?"), run.tags.get("mempo.host", "?")
+            raise ValueError(
+                f"the run {run.run_id} still goes on, in process {pid} on {host}; stop that first"
+            )
 
     def finish(self, run_id: str, status: RunStatus, reason: str = "") -> None:
         """Close a run, with everything that was still waiting to be sent."""
@@ -124,9 +136,7 @@ class Tracker:
             self._report(error)
             return []
         for run in running:
-            beat = float(run.tags.get(delivery.HEARTBEAT, run.start))
-            last_sign = max(beat, journal.touched(self._folder(run.run_id)))
-            reason = "mempo.pid" in run.tags and records.owner_gone(run.tags, last_sign, stale_s)
+            reason = self._gone(run, stale_s)
             # What the dead run could not send may hold its real end.
             if reason and self.flush(run.run_id) and self.run_info(run.run_id).status == "RUNNING":
                 self.finish(run.run_id, "KILLED", reason)
@@ -260,6 +270,14 @@ class Tracker:
             return connection.connect(self.uri, self.experiment, self.home)
         except OUTAGE as error:
             raise connection.unusable(self.uri, error) from error
+
+    def _gone(self, run: RunInfo, stale_s: float) -> str:
+        """Why the process that owned the run must be dead, or ''; as `reap` means it."""
+        if "mempo.pid" not in run.tags:
+            return ""
+        beat = float(run.tags.get(delivery.HEARTBEAT, run.start))
+        last_sign = max(beat, journal.touched(self._folder(run.run_id)))
+        return records.owner_gone(run.tags, last_sign, stale_s)
 
     def _folder(self, run_id: str) -> Path:
         return store.run_folder(run_id, Path(self.home))

@@ -17,7 +17,14 @@ from matplotlib.ticker import MaxNLocator
 
 from mempo.evaluation.canvas import Style, canvas, dress, finding, legend, palette
 from mempo.evaluation.canvas import save as save
-from mempo.evaluation.stats import buckets, checked, mean_interval, ordered, require_columns
+from mempo.evaluation.stats import (
+    buckets,
+    checked,
+    mean_interval,
+    ordered,
+    require_columns,
+    run_keys,
+)
 
 _TAIL = 5  # iterations that a learning curve's finding averages over
 _JUDGED = ("reward/mean", "memory/p_answer")  # more is better: worth naming who leads
@@ -76,8 +83,8 @@ def learning_curves(
             if one.empty:
                 continue
             look = styles[method]
-            if one["seed"].nunique() > 1:
-                for _, seed in one.sort_values("iteration").groupby("seed"):
+            if one.groupby(run_keys(one)).ngroups > 1:
+                for _, seed in one.sort_values("iteration").groupby(run_keys(one)):
                     axes.plot(
                         seed["iteration"], seed["value"], color=look.colour, alpha=0.4, lw=0.8
                     )

@@ -1,4 +1,5 @@
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from conf.load import clusters, load, presets
-from conf.study import studies
+from conf.study import load_study, studies
 from flows import run, shell
 from flows.cli import app
 from flows.doctor import Finding, PreflightError
@@ -62,7 +63,8 @@ def test_help_lists_commands_presets_clusters_and_studies_with_what_they_are():
     for command in COMMANDS:
         assert f" {command} " in text
     for name, description in (presets() | clusters() | studies()).items():
-        assert f"{name} {description}" in text
+        # A line of the help may end at a hyphen.
+        assert f"{name} {description}".replace("- ", "-") in text.replace("- ", "-")
     assert "mempo ablate demo" in text and "MEMPO_HOME" in text
 
 
@@ -119,7 +121,10 @@ def test_evaluate_takes_a_checkpoint_that_is_there(calls, tmp_path):
 def test_ablate_passes_seeds_overrides_and_parallel_runs(calls):
     arguments = ("--seeds", "101,102", "--parallel", "2", "--set", "iterations=3")
     assert mempo("ablate", "demo", *arguments).exit_code == 0
-    [(study,)] = calls
+    [(study, resume, again)] = calls
+    assert resume == ""
+    typed = "mempo ablate demo --set iterations=3 --set cluster.parallel=2 --seeds 101,102"
+    assert again == typed
     trained = [c for c in study.children if c.method in ("GRPO", "MemPO")]
     assert {c.seed for c in trained} == {101, 102}
     assert {c.experiment.cluster.parallel for c in study.children} == {2}
@@ -128,10 +133,38 @@ def test_ablate_passes_seeds_overrides_and_parallel_runs(calls):
 
 def test_ablate_ends_with_1_where_runs_failed(monkeypatch):
     failed = SimpleNamespace(failed={"grpo seed 0": "RuntimeError: out of memory"})
-    monkeypatch.setattr(run, "ablate", lambda study: failed)
+    monkeypatch.setattr(run, "ablate", lambda *args: failed)
     result = mempo("ablate", "demo")
     assert result.exit_code == 1
     assert "mempo: 1 of 4 runs failed" in result.stderr
+
+
+def test_ablate_passes_the_run_to_go_on_with(calls):
+    assert mempo("ablate", "demo", "--cluster", "ray", "--resume", "auto").exit_code == 0
+    [(_, resume, again)] = calls
+    assert (resume, again) == ("auto", "mempo ablate demo --cluster ray")
+
+
+def test_ablate_lists_a_study_and_starts_nothing(calls):
+    result = mempo("ablate", "history", "--list", "--seeds", "7")
+    assert result.exit_code == 0 and calls == []
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    assert lines[1] == "4 runs, 2 at a time"
+    assert "mempo seed 7 history 1 builtin:atlas-sft iterations=24 agent.history=1" in lines
+    assert (
+        "history-all seed 7 history all the end of mempo seed 7 iterations=0 agent.history=all"
+        in lines
+    )
+    assert "drop one" in refused("ablate", "demo", "--list", "--resume", "auto")
+
+
+def test_the_help_of_ablate_shows_a_study_that_loads(tmp_path):
+    help_text = mempo("ablate", "--help").stdout
+    example = help_text[help_text.index("    description:") : help_text.index("\nArguments:")]
+    (tmp_path / "mine.yaml").write_text(example.replace("\n    ", "\n").strip())
+    study = load_study(str(tmp_path / "mine.yaml"))
+    assert len(study.children) == 2 * (1 + 2 + 2 + 2)  # starts x (untrained once, others by seed)
+    assert "--resume" in help_text and "--list" in help_text
 
 
 def test_report_goes_to_its_folder_or_to_one_under_mempo_home(calls, tmp_path):
@@ -215,6 +248,14 @@ def test_the_traceback_is_shown_on_demand(monkeypatch):
     monkeypatch.setenv(shell.DEBUG, "1")
     result = mempo("train")
     assert result.exit_code == 1 and "Traceback" in result.stderr
+
+
+def test_sigterm_ends_a_command_as_ctrl_c_does(monkeypatch):
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(run, "train", lambda *args: signal.raise_signal(signal.SIGTERM))
+    result = mempo("train")
+    assert (result.exit_code, result.stderr) == (130, "mempo: stopped\n")
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_ctrl_c_ends_with_130(monkeypatch):

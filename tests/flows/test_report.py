@@ -26,14 +26,16 @@ def tracker(home: Path, request: pytest.FixtureRequest) -> Tracker:
     return Tracker(experiment=request.node.name, home=str(home))
 
 
-def evaluated(tracker: Tracker, method: str, f1: float, seed: int = 0, **params: Any) -> str:
+def evaluated(
+    tracker: Tracker, method: str, f1: float, seed: int = 0, start: str = "", **params: Any
+) -> str:
     """A finished run with an evaluation of two questions."""
     defaults = {"agent.kind": "self_memory", "agent.history": "1", "iterations": 24}
     run_id = tracker.start(
         name=f"{method} {seed}",
         kind="train",
         params={**defaults, "policy.model": "start", **params},
-        tags={"mempo.method": method, "mempo.seed": str(seed)},
+        tags={"mempo.method": method, "mempo.seed": str(seed), "mempo.start": start},
     )
     same = {"mode": "greedy", "objectives": 2, "em": 0.0, "format": 1.0, "p_answer": 0.5}
     rows = [
@@ -78,6 +80,17 @@ def test_a_seed_that_went_on_from_two_cold_starts_is_two_runs(
     assert "F1 +0.312" in table and "(by seed: +0.500 +0.125)" in table
     page = (tmp_path / "report.html").read_text()
     assert "one seed 7: +0.500, two seed 7: +0.125" in page
+
+
+def test_a_study_s_names_of_its_cold_starts_are_shown(tracker: Tracker, tmp_path: Path) -> None:
+    runs = [
+        evaluated(tracker, method, f1, 7, start, **{"policy.model": f"models/{start}"})
+        for method, f1, start in (
+            ("GRPO", 0.25, "a"), ("MemPO", 0.75, "a"), ("GRPO", 0.5, "b"), ("MemPO", 0.625, "b")
+        )
+    ]  # fmt: skip
+    report_runs(tracker, runs, tmp_path)
+    assert "a seed 7: +0.500, b seed 7: +0.125" in (tmp_path / "report.html").read_text()
 
 
 def test_cold_starts_go_unnamed_where_the_seed_tells_runs_apart(

@@ -1,4 +1,5 @@
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -162,6 +163,22 @@ def wait_for_line(url: str, message: str) -> dict[str, Any]:
 
 @pytest.mark.services
 @pytest.mark.filterwarnings("default")
+def test_a_handler_of_sigterm_survives_what_takes_it_away():
+    def ours(*_: object) -> None: ...
+
+    before = signal.signal(signal.SIGTERM, ours)
+    try:
+        with services._own_sigterm():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        assert signal.getsignal(signal.SIGTERM) is ours
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        with services._own_sigterm():  # where nobody handles it, Ray's own handler is better
+            signal.signal(signal.SIGTERM, ours)
+        assert signal.getsignal(signal.SIGTERM) is ours
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def test_fault_48_a_line_logged_on_a_ray_worker_is_in_prefect(no_server_configured, tmp_path):
     """A real server and a real Ray, as one command has them, and nothing of them afterwards."""
     from prefect import flow

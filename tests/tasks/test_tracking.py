@@ -122,6 +122,19 @@ def test_fault_41_a_step_that_is_lived_again_is_no_second_point(tracker):
         tracker.resume("0123")
 
 
+def test_fault_42_a_run_that_still_goes_on_is_not_resumed(tracker):
+    run_id = start(tracker)
+    with pytest.raises(ValueError, match=rf"{run_id} still goes on, in process {os.getpid()} on"):
+        tracker.resume(run_id)
+    tracker.set_tags(run_id, {"mempo.pid_started": "nowhere/1"})  # perhaps on another machine
+    with pytest.raises(ValueError, match="still goes on"):
+        tracker.resume(run_id)
+    gone = processes.birth(os.getpid()).rpartition("/")[0] + "/1"
+    tracker.set_tags(run_id, {"mempo.pid_started": gone})
+    tracker.resume(run_id)
+    assert tracker.run_info(run_id).tags["mempo.pid_started"] == processes.birth(os.getpid())
+
+
 def test_a_kill_between_sending_and_its_mark_doubles_nothing(tracker, tmp_path):
     run_id = start(tracker)
     tracker.log_metrics(run_id, {"reward/mean": 0.1}, 1)

@@ -1,0 +1,164 @@
+"""A study's record in MLflow: what its run is asked to do, and which run a resume goes on with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from hashlib import sha256 as _sha256
+from typing import TYPE_CHECKING, Any
+
+from conf.load import NOT_HASHED, flatten, sha256
+from conf.study import Child, Study
+from mempo.config import Experiment
+from tasks import records
+from tasks.connection import OUTAGE, first_line
+
+if TYPE_CHECKING:
+    from tasks.records import RunInfo
+    from tasks.tracking import Tracker
+
+PLAN = "study.json"  # artifact of an ablation: what it was asked to run
+AUTO = "auto"
+
+
+def plan_of(study: Study) -> dict[str, Any]:
+    """What decides a study's results, as JSON: per child its label, origin and settings."""
+    return {
+        "study": study.name,
+        "best": asdict(study.best) if study.best else None,
+        "children": {
+            child.name: {
+                "method": child.method,
+                "from": child.source,
+                **{
+                    name: value
+                    for name, value in flatten(child.experiment).items()
+                    if name.partition(".")[0] not in NOT_HASHED
+                },
+            }
+            for child in study.children
+        },
+    }
+
+
+def plan_tags(study: Study) -> dict[str, str]:
+    """Tags by which the runs of the same study with the same children are found."""
+    canonical = json.dumps(plan_of(study), sort_keys=True)
+    return {
+        "mempo.study": study.name,
+        "mempo.study_sha256": _sha256(canonical.encode()).hexdigest(),
+    }
+
+
+def child_tags(child: Child) -> dict[str, str]:
+    """Tags of a child's run beside those of every run: its place in the study."""
+    return {"mempo.variant": child.variant, "mempo.start": child.start}
+
+
+def place(child: Child, experiment: Experiment) -> tuple[str, str, str, str]:
+    """What a run must agree in to stand for `child`, `experiment` being what the child runs."""
+    return child.variant, child.start, str(child.seed), sha256(experiment)
+
+
+def place_of(run: RunInfo) -> tuple[str, str, str, str]:
+    """`place` as the tags of a run tell it."""
+    names = ("mempo.variant", "mempo.start", "mempo.seed", "mempo.config_sha256")
+    variant, start, seed, config = (run.tags.get(name, "") for name in names)
+    return variant, start, seed, config
+
+
+def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """The first thing in which two plans differ, in words; '' where they are the same."""
+    if old["study"] != new["study"]:
+        return f"it ran the study {old['study']!r}, not {new['study']!r}"
+    before, now = old["children"], new["children"]
+    for name in before:
+        if name not in now:
+            return f"it has {name!r}, which the study now lacks (see variants, starts, seeds)"
+    for name, child in now.items():
+        if name not in before:
+            return f"it lacks {name!r}, which the study now has (see variants, starts, seeds)"
+        for setting in {**child, **before[name]}:
+            was, is_now = before[name].get(setting), child.get(setting)
+            if was != is_now:
+                return f"setting '{setting}' of {name!r} was {was!r} and is {is_now!r} now"
+    if old["best"] != new["best"]:
+        return f"'best' was {old['best']!r} and is {new['best']!r} now"
+    return ""
+
+
+def run_to_resume(tracker: Tracker, study: Study, resume: str) -> str:
+    """The id of the MLflow run that `--resume` means: that very run, or with 'auto' the newest.
+
+    Raises:
+        ValueError: one line; the run is unknown, no ablation, of another study or of other
+            settings, still going on or done; or 'auto' finds none.
+    """
+    try:
+        runs = tracker.find({"mempo.kind": "ablate"})
+        if resume == AUTO:
+            return _newest(tracker, study, runs)
+        run = next((run for run in runs if run.run_id == resume), None) or tracker.run_info(resume)
+    except OUTAGE as error:
+        raise ValueError(
+            f"--resume {resume}: {first_line(error)}; `mempo ui` shows the runs and their ids"
+        ) from error
+    if run.kind != "ablate":
+        kind = f"a run of kind {run.kind!r}" if run.kind else "a run of something else"
+        raise ValueError(
+            f"--resume {resume}: that is {kind}, no ablation; give the study's own run"
+        )
+    if run not in runs:
+        raise ValueError(
+            f"--resume {resume}: that run is not in the MLflow experiment "
+            f"{tracker.experiment!r}; set tracking.experiment to the one that it is in"
+        )
+    differs = difference(_plan(tracker, run), plan_of(study))
+    if differs:
+        raise ValueError(
+            f"--resume {resume}: {differs}; give the study and options that it was started with, "
+            "or start anew without --resume"
+        )
+    try:
+        tracker.check_idle(run)
+    except ValueError as error:
+        raise ValueError(f"--resume: {error}") from None
+    if not _unfinished(run):
+        raise ValueError(
+            f"--resume {resume}: all of that study is done; `mempo report {resume}` shows it"
+        )
+    return resume
+
+
+def _newest(tracker: Tracker, study: Study, runs: list[RunInfo]) -> str:
+    same = [run for run in runs if plan_tags(study).items() <= run.tags.items()]
+    for run in same:
+        try:
+            tracker.check_idle(run)
+        except ValueError:
+            continue  # somebody is at it
+        if _unfinished(run):
+            return run.run_id
+    reason = f"no unfinished run of the study {study.name!r} with these settings"
+    others = [r for r in runs if r.tags.get("mempo.study") == study.name and _unfinished(r)]
+    if same and same[0].status == "RUNNING":
+        reason += f" (run {same[0].run_id} still goes on)"
+    elif others:
+        differs = difference(_plan(tracker, others[0]), plan_of(study))
+        reason += f" (run {others[0].run_id} is not done, but {differs})"
+    raise ValueError(f"--resume auto: {reason}; start it without --resume")
+
+
+def _unfinished(run: RunInfo) -> bool:
+    """Whether something of a study's run is left to do, a failed child included."""
+    return run.status != "FINISHED" or bool(run.tags.get("mempo.failed"))
+
+
+def _plan(tracker: Tracker, run: RunInfo) -> dict[str, Any]:
+    plan = records.read_json(tracker.connect()[0], run.run_id, PLAN)
+    if not plan:
+        raise ValueError(
+            f"--resume {run.run_id}: that run has no record of its study ({PLAN}); start anew"
+        )
+    return plan
