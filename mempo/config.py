@@ -93,16 +93,18 @@ class Agent(Settings):
     kind: AgentKind = Field(
         default="self_memory",
         description="'self_memory' rewrites a <mem> each step and sees little else; 'react' keeps "
-        "the whole history; 'truncation' only its last `history` steps; 'summary' sums the history "
-        "up every `summary_every` steps; 'retrieval' puts the `retrieved` most similar older steps "
-        "back; 'external' moves them to a store that the policy may query at any token.",
+        "the whole history; 'truncation' only its last `window` steps; 'summary' sums the history "
+        "up every `summary_every` steps; 'retrieval' sees the last step and the `retrieved` most "
+        "similar older ones; 'external' moves all but the last step to a store that the policy "
+        "may query at any token.",
     )
     history: str = Field(
         default="1",
         pattern=r"^([1-9]\d*|all|memory)$",
-        description="Earlier steps a step sees: a number; self_memory alone also 'all', or "
-        "'memory' (the last <mem> and the latest reply). No use to react and summary.",
+        description="Self-memory: earlier steps a step sees: a number, 'all', or 'memory' (the "
+        "last <mem> and the latest reply alone).",
     )
+    window: Positive = Field(default=2, description="Truncation: the last steps a step sees.")
     grains: Literal[1, 2] = Field(
         default=1,
         description="2: a <mem> is <summary> and <facts>, and each is scored and credited alone.",
@@ -137,11 +139,6 @@ class Agent(Settings):
 
     @model_validator(mode="after")
     def _fits(self) -> Agent:
-        if self.kind in ("truncation", "retrieval", "external") and not self.history.isdigit():
-            raise ValueError(
-                f"agent.history = '{self.history}' has no meaning for agent.kind '{self.kind}'; "
-                "give a number of steps"
-            )
         if self.grains == 2 and not self.remembers:
             raise ValueError(
                 f"agent.grains = 2 needs an agent that writes a memory, not '{self.kind}'; use "

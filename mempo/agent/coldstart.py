@@ -113,18 +113,17 @@ def atlas_batch(
 ) -> list[Row]:
     """`settings.batch_size` rows for the atlas world, a function of `key`.
 
-    Three eighths calibrate P(answer | memory) and P(answer | history). Of the others, steps of
-    the self-memory expert are half of all rows and whole ReAct trajectories an eighth; further
-    agents of `settings.agents` take an equal share of what self-memory would have. The number
-    of objectives grows with `progress` (0..1): a third of the way with the smallest third, and
-    so on.
+    Half are steps of experts, an eighth whole ReAct trajectories, the rest calibration of
+    P(answer | memory) and P(answer | history). Where there are other agents too, their steps are
+    half of that half, shared equally. The number of objectives grows with `progress` (0..1): a
+    third of the way with the smallest third, and so on.
     """
     rng = generator(*key)
     stage = min(int(progress * 3) + 1, 3)
     ladder = sorted(settings.objectives)[: -(-len(settings.objectives) * stage // 3)]
     size = settings.batch_size
     kinds = list(dict.fromkeys((*settings.agents, agent.kind)))
-    by_step = [k for k in kinds if k != "react"]
+    by_step = sorted((k for k in kinds if k != "react"), key=lambda k: k != "self_memory")
 
     def script(kind: AgentKind) -> tuple[Agent, Script]:
         question = world.question(int(rng.choice(ladder)), rng)
@@ -132,7 +131,9 @@ def atlas_batch(
         return asked, world.script(question, asked, settings, rng)
 
     rows: list[Row] = []
-    ends = [(i + 1) * (size // 2) // len(by_step) for i in range(len(by_step))]
+    first = size // 2 if len(by_step) == 1 else size // 4
+    others = max(len(by_step) - 1, 1)
+    ends = [first + i * (size // 2 - first) // others for i in range(len(by_step))]
     for kind, end in zip(by_step, ends, strict=True):
         while len(rows) < end:
             rows += script_rows(codec, *script(kind))
@@ -161,10 +162,6 @@ def atlas_batch(
 
 
 def agent_of(agent: Agent, kind: AgentKind) -> Agent:
-    """The same settings for another kind of agent, as far as they have a meaning for it."""
-    changes: dict[str, object] = {"kind": kind}
-    if not agent.history.isdigit():
-        changes["history"] = "1"
-    if kind not in ("self_memory", "summary"):
-        changes["grains"] = 1
-    return Agent.model_validate(agent.model_dump() | changes)
+    """The same settings for another kind of agent; one without a memory has no grains of it."""
+    other = agent.model_copy(update={"kind": kind})
+    return other if other.remembers else other.model_copy(update={"grains": 1})

@@ -78,8 +78,8 @@ def _self_memory(
 def _truncation(
     agent: Agent, codec: Codec, question: Question, head: Sequence[int], steps: Sequence[Step]
 ) -> list[int]:
-    """The last `history` steps; what is older is lost, as nothing is written down."""
-    return _joined(head, steps[-int(agent.history) :])
+    """The last `window` steps; what is older is lost, as nothing is written down."""
+    return _joined(head, steps[-agent.window :])
 
 
 def _summary(
@@ -99,18 +99,17 @@ def _summary(
 def _retrieval(
     agent: Agent, codec: Codec, question: Question, head: Sequence[int], steps: Sequence[Step]
 ) -> list[int]:
-    """The last `history` steps and, before them, the `retrieved` older ones most similar to now.
+    """The last step and, before it, the `retrieved` older ones most similar to now.
 
     Similar to the question and to what the last step said; put back whole, in their order.
     """
-    k = int(agent.history)
-    old, recent = steps[:-k], steps[-k:]
-    if not old:
-        return _joined(head, recent)
-    now = f"{question.text} {codec.text(recent[-1].output_ids)}"
+    if len(steps) < 2:
+        return _joined(head, steps)
+    *old, last = steps
+    now = f"{question.text} {codec.text(last.output_ids)}"
     segments = [f"{codec.text(s.output_ids)} {s.observation}" for s in old]
     chosen = most_similar(now, segments, agent.retrieved, model=agent.embedding_model)
-    return _joined(head, [*(old[i] for i in sorted(chosen)), *recent])
+    return _joined(head, [*(old[i] for i in sorted(chosen)), last])
 
 
 def without_memories(steps: Sequence[Step]) -> list[Step]:

@@ -36,19 +36,19 @@ def turns(steps: Sequence[Step]) -> tuple[list[list[Step]], list[Step]]:
 def view(
     agent: Agent, codec: Codec, question: Question, head: Sequence[int], steps: Sequence[Step]
 ) -> list[int]:
-    """The outline of the store, the last `history` turns, and what this turn has written."""
+    """The outline of the store, the last turn, and what this turn has written."""
     done, open_turn = turns(steps)
     outline = store.outline(stored(agent, steps))
     context = [*head, *codec.encode(f"<store>{outline}</store>\n")] if outline else list(head)
-    for step in [*(s for turn in done[-int(agent.history) :] for s in turn), *open_turn]:
+    for step in [*(done[-1] if done else []), *open_turn]:
         context += [*step.output_ids, *step.observation_ids]
     return context
 
 
 def stored(agent: Agent, steps: Sequence[Step]) -> list[store.Entry]:
-    """The store before step `len(steps)`: the tool replies of all turns that left the context."""
+    """The store before step `len(steps)`: the tool replies of all turns but the last."""
     done, _ = turns(steps)
-    calls = [(turn[-1].action_text, turn[-1].observation) for turn in done[: -int(agent.history)]]
+    calls = [(turn[-1].action_text, turn[-1].observation) for turn in done[:-1]]
     return store.build(calls, fold_every=agent.fold_every)
 
 

@@ -15,7 +15,7 @@ from tasks.actors import Learner, Sampler
 AGENTS: dict[AgentKind, list[str]] = {
     "self_memory": ["agent.history=memory"],
     "react": [],
-    "truncation": ["agent.history=2"],
+    "truncation": ["agent.window=2"],
     "summary": ["agent.summary_every=1"],
     "retrieval": [],
     "external": ["agent.fold_every=1"],

@@ -23,7 +23,7 @@ AGENTS = [
     Agent(prompt="short", history="all"),
     Agent(prompt="short", grains=2),
     Agent(prompt="short", kind="react"),
-    Agent(prompt="short", kind="truncation", history="2"),
+    Agent(prompt="short", kind="truncation", window=2),
     Agent(prompt="short", kind="summary", summary_every=2),
     Agent(prompt="short", kind="retrieval", retrieved=1),
     Agent(prompt="short", kind="external", fold_every=2),
@@ -173,3 +173,16 @@ def test_the_questions_grow_with_the_progress(
 ) -> None:
     rows = [r for step in range(3) for r in batch(atlas, atlas_codec, progress=progress, step=step)]
     assert {objectives_of(atlas_codec, r) for r in rows} == set(range(1, most + 1))
+
+
+def test_one_batch_teaches_several_agents(atlas: AtlasWorld, atlas_codec: Codec) -> None:
+    settings = Sft(batch_size=64, agents=("self_memory", "react", "truncation", "external"))
+    agent = Agent(prompt="short", kind="retrieval")
+    rows = atlas_batch(atlas, atlas_codec, agent, settings, key=(0,), progress=1.0)
+    kinds = [atlas_codec.text(row.ids).split()[0] for row in rows]
+    # A quarter of self-memory, a quarter of the three others, an eighth of ReAct; calibration.
+    assert kinds[:40] == [
+        *["self_memory"] * 16, *["truncation"] * 5, *["external"] * 5, *["retrieval"] * 6,
+        *["react"] * 8,
+    ]  # fmt: skip
+    assert set(kinds[40:]) <= {"self_memory", "react"} and len(kinds) == 64

@@ -82,7 +82,7 @@ def test_prompts_do_not_share_lists_with_the_steps(
 
 def test_truncation_loses_what_is_older(codec: Codec, make_step: Callable[..., Step]) -> None:
     steps = numbered(make_step, 4)
-    agent = Agent(kind="truncation", history="2")
+    agent = Agent(kind="truncation", window=2)
     assert context_ids(agent, codec, QUESTION, HEAD, steps) == [*HEAD, 21, 22, 29, 31, 32, 39]
 
 
@@ -116,16 +116,9 @@ def test_retrieval_puts_the_most_similar_older_step_back(
     context = codec.text(context_ids(agent, codec, QUESTION, [], steps))  # asks for a river
     first, _, last = (codec.text([*s.output_ids, *s.observation_ids]) for s in steps)
     assert context == first + last
-    two = agent.model_copy(update={"retrieved": 2, "history": "2"})
+    two = agent.model_copy(update={"retrieved": 2})
     ids = context_ids(two, codec, QUESTION, [], steps)
     assert ids == [i for s in steps for i in (*s.output_ids, *s.observation_ids)]
-
-
-@pytest.mark.parametrize("kind", ["truncation", "retrieval", "external"])
-@pytest.mark.parametrize("history", ["all", "memory"])
-def test_a_history_without_a_meaning_is_refused(kind: str, history: str) -> None:
-    with pytest.raises(ValueError, match=r"agent\.history .* give a number of steps"):
-        Agent.model_validate({"kind": kind, "history": history})
 
 
 def test_two_grains_need_a_memory() -> None:
