@@ -35,17 +35,7 @@ def evaluate_policy(
     for mode in ("greedy", "sampled") if settings.sampled else ("greedy",):
         area = "eval" if mode == "greedy" else "eval_sampled"
         for k in settings.objectives:
-            found, cost = stages.run(
-                stages.evaluate,
-                experiment.cluster,
-                sampler,
-                learner,
-                settings,
-                folder,
-                k,
-                mode,
-                experiment.price,
-            )
+            found, cost = stages.run(stages.evaluate, experiment, sampler, learner, folder, k, mode)
             metrics |= found
             costs = {n: costs.get(n, 0.0) + v for n, v in cost.items()}
             f1, em, p = (found[f"{area}/n{k}/{name}"] for name in ("f1", "em", "p_answer"))

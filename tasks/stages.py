@@ -16,7 +16,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect_ray import RayTaskRunner
 from prefect_ray.context import remote_options
 
-from mempo.config import Cluster, Evaluate, Price
+from mempo.config import Cluster, Experiment
 from tasks.actors import Metrics
 from tasks.placement import check_stop, wait
 
@@ -67,19 +67,14 @@ def train(
 
 @stage("evaluate")
 def evaluate(
-    cluster: Cluster,
-    sampler: Any,
-    learner: Any,
-    settings: Evaluate,
-    folder: Path,
-    objectives: int,
-    mode: str,
-    price: Price,
+    experiment: Experiment, sampler: Any, learner: Any, folder: Path, objectives: int, mode: str
 ) -> tuple[Metrics, Metrics]:
     """Evaluate at one number of objectives; (metrics, costs). Writes rollouts and task rows."""
+    from mempo.environments.atlas import facts_of
     from mempo.evaluation.metrics import evaluation_metrics, task_rows
     from mempo.records import read_rollouts
 
+    cluster, settings = experiment.cluster, experiment.evaluate
     path = folder / f"evaluate-n{objectives}-{mode}.parquet"
     temperature = settings.temperature if mode == "greedy" else 1.0
     passes = settings.passes if mode == "sampled" else 1
@@ -87,7 +82,8 @@ def evaluate(
     costs = wait(reference, cluster, "evaluate")
     costs |= wait(learner.score_memories.remote(path), cluster, "score memories")
     trajectories, credit = read_rollouts(path)
-    rows = task_rows(trajectories, credit["p_answer_mem"], price)
+    known = facts_of if experiment.agent.kind == "external" else None
+    rows = task_rows(trajectories, credit["p_answer_mem"], experiment.price, known)
     path.with_suffix(".json").write_text(json.dumps([{**r, "mode": mode} for r in rows]))
     return evaluation_metrics(rows, mode), {k: v for k, v in costs.items() if k.startswith("cost/")}
 

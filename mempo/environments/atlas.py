@@ -20,6 +20,7 @@ from mempo.environments.world import Split, ToolError
 from mempo.types import Question
 
 EMPTY_MEMORY = "nothing"
+_ID = "atlas-"  # how the id of every question begins
 _FINISHES = 25  # second words of a value, shared by all attributes
 _QUERIES = 0.5  # the expert asks its store as often as not, whether it needs to or not
 
@@ -93,7 +94,7 @@ class AtlasWorld:
         places = [divmod(k, len(self.attributes)) for k in chosen.tolist()]
         parts = [f"{self.attributes[a]} {self.entities[e]}" for e, a in places]
         number = int(rng.integers(2**62))
-        question_id = f"atlas-{objectives}-{number:016x}"
+        question_id = f"{_ID}{objectives}-{number:016x}"
         facts = self.facts(question_id)
         answers = [[f"{p} {facts[_key(p)]}"] for p in parts]
         return Question(
@@ -208,7 +209,7 @@ def facts_of(question: Question) -> list[str]:
 
     Empty for a question of another world, which does not know them.
     """
-    return [aliases[0] for aliases in question.answers] if question.source == "atlas" else []
+    return [aliases[0] for aliases in question.answers] if question.id.startswith(_ID) else []
 
 
 def _key(part: str) -> tuple[str, str]:

@@ -5,17 +5,21 @@ Metric names are public (`area/name`); a run's metrics carry the iteration as th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
 from typing import Any
 
 import numpy as np
 
 from mempo.config import Price
-from mempo.types import Trajectory
+from mempo.evaluation.store_use import store_use
+from mempo.types import Question, Trajectory
 
 TASK_FIELDS = ("f1", "em", "format", "p_answer", "tt", "pt", "steps")
-EXTRA_FIELDS = ("usd", "mem_tokens", "em_sum", "f1_sum")  # tables of older runs lack them
+EXTRA_FIELDS = (  # not in every table: of older runs, or of agents with a store alone
+    *("usd", "mem_tokens", "em_sum", "f1_sum"),
+    *("queries", "asked_needed", "asked_needless"),
+)
 STEP_FIELDS = ("step_p_answer", "step_mem_tokens", "step_context_tokens")  # a list [S] a task
 NAN = float("nan")
 
@@ -44,6 +48,7 @@ def task_rows(
     trajectories: Sequence[Trajectory],
     p_answer_S: Sequence[float | None],
     price: Price | None = None,
+    facts_of: Callable[[Question], Sequence[str]] | None = None,
 ) -> list[dict[str, Any]]:
     """One row per task: the columns of an evaluation table.
 
@@ -55,7 +60,8 @@ def task_rows(
     or no probability).
 
     p_answer_S: P(answer | memory) a step, in the order of trajectories and steps; the last one
-    that is known counts for the task.
+    that is known counts for the task. facts_of: for agents with a store, what a question asks for;
+    gives the columns of `store_use`.
     """
     values = iter(p_answer_S)
     rows = []
@@ -90,6 +96,7 @@ def task_rows(
                 ],
                 "step_context_tokens": context_tokens(t),
                 "status": t.status,
+                **(store_use(t, facts_of(t.question)) if facts_of else {}),
             }
         )
     return rows

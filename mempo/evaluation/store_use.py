@@ -1,0 +1,44 @@
+"""Does an external-memory agent ask its store when it has to, and only then?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import nan
+
+from mempo.agent.external import turns
+from mempo.agent.store import parse_query
+from mempo.types import Trajectory
+
+
+def store_use(trajectory: Trajectory, facts: Sequence[str]) -> dict[str, float]:
+    """How the turn that answered used the store, by the facts that the question asks for.
+
+        queries         queries of the whole trajectory
+        asked_needed    share of the facts that were asked for, of those that only the store holds
+        asked_needless  the same of those that are in view: in the reply to the turn before
+
+    A fact is asked for by a query all of whose words it has ("a e" of "a e v w"). NaN where there
+    is no such fact, or where the trajectory ended without an answer. A fact that no reply has
+    shown counts in neither.
+    """
+    steps = trajectory.steps
+    use = {
+        "queries": float(sum(s.action == "query" for s in steps)),
+        "asked_needed": nan,
+        "asked_needless": nan,
+    }
+    done, _ = turns(steps)
+    if not done or done[-1][-1].action != "answer":
+        return use
+    *before, last = done
+    replies = [turn[-1].observation for turn in before]
+    queries = [set(parse_query(s.action_text)[1].split()) for s in last if s.action == "query"]
+    in_view = [fact for fact in facts if any(fact in reply for reply in replies[-1:])]
+    stored = [f for f in facts if f not in in_view and any(f in reply for reply in replies[:-1])]
+    for name, group in (("asked_needed", stored), ("asked_needless", in_view)):
+        if group:
+            asked = [
+                any(words and words <= set(fact.split()) for words in queries) for fact in group
+            ]
+            use[name] = sum(asked) / len(group)
+    return use
