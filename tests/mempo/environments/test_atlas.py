@@ -147,7 +147,9 @@ def test_more_objectives_than_facts_are_refused(atlas: AtlasWorld) -> None:
 
 def script(atlas: AtlasWorld, kind: str, objectives: int = 3, **fields: Any) -> Script:
     rng = generator("script", kind, objectives)
-    return atlas.script(ask(atlas, objectives), Agent(kind=kind), Sft(**fields), rng)
+    return atlas.script(
+        ask(atlas, objectives), Agent.model_validate({"kind": kind}), Sft(**fields), rng
+    )
 
 
 def test_a_careful_expert_keeps_every_fact(atlas: AtlasWorld) -> None:

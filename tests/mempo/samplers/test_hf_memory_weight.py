@@ -52,11 +52,11 @@ def test_every_token_is_drawn_from_the_mixed_logits(
 
 
 def test_the_ends_of_the_scale(sampler: TransformersSampler) -> None:
-    def ids(requests: list[Request], **settings: float) -> list[list[int]]:
-        return [c.ids for c in sampler.generate(requests, Sampling(**settings))]
+    def ids(requests: list[Request], weight: float = 1.0) -> list[list[int]]:
+        return [c.ids for c in sampler.generate(requests, Sampling(memory_weight=weight))]
 
     plain = ids(REQUESTS)
     bare = [replace(r, prompt_ids=r.without_ids or r.prompt_ids) for r in REQUESTS]
-    assert ids(REQUESTS, memory_weight=1.0) == plain
-    assert ids(REQUESTS, memory_weight=1.0 + 1e-9) == plain
-    assert ids(REQUESTS, memory_weight=0.0) == ids(bare) != plain
+    assert ids(REQUESTS, 1.0) == plain
+    assert ids(REQUESTS, 1.0 + 1e-9) == plain
+    assert ids(REQUESTS, 0.0) == ids(bare) != plain
