@@ -24,10 +24,11 @@ def step_text(step: ScriptedStep) -> str:
 def script_rows(codec: Codec, agent: Agent, script: Script) -> list[Row]:
     """One row per step, prompts as the agent would have seen them; every output token a target.
 
-    An agent that sees its whole history is one row: each step's prompt is the row so far.
+    An agent that sees its whole history is one row: each step's prompt is the row so far. What an
+    `agent.function` shows is not known, so its steps are rows of their own.
     """
     steps = script_steps(codec, agent, script)
-    if agent.kind == "react" or agent.history == "all":
+    if not agent.function and (agent.kind == "react" or agent.history == "all"):
         ids = list(steps[0].prompt_ids)
         mask = [False] * len(ids)
         for step in steps:
@@ -157,12 +158,14 @@ def atlas_batch(
                 context += codec.encode(step_text(step))
                 context += reply_ids(codec, step.action, step.observation)
             rows.append(calibration_row(codec, asked, done.question, context))
-    return rows
+    return rows[:size]
 
 
 def agent_of(agent: Agent, kind: AgentKind) -> Agent:
     """The same settings for another kind of agent, as far as they have a meaning for it."""
     changes: dict[str, object] = {"kind": kind}
+    if kind != agent.kind:
+        changes["function"] = ""
     if not agent.history.isdigit():
         changes["history"] = "1"
     if kind not in ("self_memory", "summary"):
