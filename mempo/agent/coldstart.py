@@ -138,8 +138,10 @@ def atlas_batch(
         while len(rows) < end:
             rows += script_rows(codec, *script(kind))
         del rows[end:]
-    for _ in range(size // 8 if "react" in kinds else 0):
+    end = len(rows) + (size // 8 if "react" in kinds else 0)
+    while len(rows) < end:
         rows += script_rows(codec, *script("react"))
+    del rows[end:]
     while len(rows) < size:
         remembers = [k for k in kinds if k in ("self_memory", "summary")]
         if remembers and rng.random() < 0.75:
@@ -158,7 +160,7 @@ def atlas_batch(
                 context += codec.encode(step_text(step))
                 context += reply_ids(codec, step.action, step.observation)
             rows.append(calibration_row(codec, asked, done.question, context))
-    return rows[:size]
+    return rows
 
 
 def agent_of(agent: Agent, kind: AgentKind) -> Agent:
