@@ -104,7 +104,7 @@ def call(setting: Setting, path: str, where: str, *args: Any) -> Any:
         raise ValueError(f"{setting}: {path} failed on {where} ({_reason(error)})") from error
 
 
-def numbers(setting: Setting, path: str, where: str, values: object, count: int) -> list[float]:
+def numbers(setting: Setting, path: str, where: str, values: Any, count: int) -> list[float]:
     """`count` returned values as floats, each finite or NaN for "none".
 
     None is no number: a function that forgets to return would else reject every rollout.
