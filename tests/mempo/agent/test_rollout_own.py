@@ -12,6 +12,7 @@ import pytest
 from mempo.agent.context import context_ids
 from mempo.agent.protocol import head_ids
 from mempo.config import Agent, Reward
+from mempo.environments.own_tool import OwnTool
 from mempo.policies.codec import Codec
 from mempo.types import Question, Trajectory
 
@@ -37,6 +38,9 @@ def headless(agent, codec, question, head, steps):
 
 def text(agent, codec, question, head, steps):
     return codec.text(head)
+
+def tool(question, query):
+    return {"ok": "ok!"}[query]
 
 def fails(agent, codec, question, head, steps):
     return steps[0]
@@ -108,6 +112,25 @@ def test_a_view_that_fails_names_function_question_and_step(
     with pytest.raises(ValueError, match=rf"^agent\.function: {module}:{name} ") as caught:
         run(scripted(codec), [question], agent=agent)
     assert part in str(caught.value)
+
+
+def test_fault_35_a_tool_of_one_s_own_may_fail_once_but_not_always(
+    scripted: Any, replies: Any, run: Run, codec: Codec, question: Question, module: str
+) -> None:
+    def says(query: str) -> str:
+        return f"<mem>m</mem><think>t</think><tool_call>{query}</tool_call>"
+
+    world = OwnTool(replies(steps=2), f"{module}:tool")
+    script = {
+        ("q", g, t): says("x" if (g, t) == (3, 1) else "ok") for g in range(8) for t in (0, 1)
+    }
+    trajectories = run(scripted(codec, script), [question], group_size=8, world=world)
+    assert [t.status for t in trajectories].count("tool_error") == 1
+    assert trajectories[3].status == "tool_error" and len(trajectories[3].steps) == 2
+    assert {s.observation for t in trajectories for s in t.steps} == {"ok!", ""}
+    down = {key: says("x") for key in script}
+    with pytest.raises(ConnectionError, match=rf"all 8 tool calls failed.*{module}:tool failed"):
+        run(scripted(codec, down), [question], group_size=8, world=world)
 
 
 def test_ids_of_numpy_are_taken_as_ints(
