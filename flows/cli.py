@@ -5,7 +5,12 @@ Prefect, Ray, MLflow and torch are imported by the commands that need them, so `
 
 from __future__ import annotations
 
+<<<<<<< HEAD
 import shlex
+=======
+import os
+import sys
+>>>>>>> hooks
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,7 +38,8 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """Entry point of the console command."""
+    """Entry point of the console command; modules in the working folder can be imported."""
+    sys.path.append(os.getcwd())  # last, so that nothing there hides an installed module
     app(prog_name="mempo")
 
 

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -18,6 +19,7 @@ from flows.doctor_credit import check_memory
 from flows.doctor_data import Kind, check_data
 from flows.doctor_model import check_lengths, check_model, check_words, read_codec
 from flows.doctor_tracking import check_tracking
+from mempo import own
 from mempo.config import Cluster, Experiment
 from tasks import store
 from tasks.ray_address import LOCAL_HOSTS, check_ray, split_address
@@ -59,6 +61,8 @@ def check(experiment: Experiment, kind: Kind = "train") -> list[Finding]:
         ("tracking.uri", lambda: check_tracking(experiment.tracking.uri)),
         ("policy.model", policy_probe),
     ]
+    for setting, path in own.functions(experiment).items():
+        probes.append((setting, partial(_own, setting, path)))
     if kind != "sft":
         probes.append(("rollout.max_prompt_tokens", lambda: check_lengths(experiment)))
     if kind == "train":
@@ -181,6 +185,10 @@ def _store() -> str:
     store.check_writable(folder)
     store.check_writable(folder / "artifacts")
     return f"{folder} can be written"
+
+
+def _own(setting: own.Setting, path: str) -> str:
+    return f"{path}, file sha256 {own.digest(setting, path)[:12]}"
 
 
 def _minibatches(experiment: Experiment) -> str:

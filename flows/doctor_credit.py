@@ -24,13 +24,17 @@ def check_memory(experiment: Experiment) -> str:
         _refuse(settings, ("only_success", "length_cost"), "the weight of A^M is 0 (memory.weight)")
     if settings.schedule == "constant":
         _refuse(settings, ("final_weight",), "memory.schedule is constant")
-    if settings.reward == "contrast":
+    if settings.function:
+        _refuse(settings, ("epsilon",), "memory.function is set")
+    elif settings.reward == "contrast":
         _refuse(settings, ("epsilon",), "memory.reward is contrast")
     if not remembers:
         return f"no memory advantage: agent.kind is {experiment.agent.kind}"
+    of = f" of {settings.function}" if settings.function else ""
     if settings.schedule == "constant":
-        return f"A^M of weight {settings.weight:g}"
-    return f"A^M of weight {settings.weight:g} to {settings.final_weight:g}, {settings.schedule}"
+        return f"A^M{of} of weight {settings.weight:g}"
+    weight = f"{settings.weight:g} to {settings.final_weight:g}, {settings.schedule}"
+    return f"A^M{of} of weight {weight}"
 
 
 def _refuse(settings: Memory, names: tuple[str, ...], reason: str) -> None:

@@ -40,7 +40,7 @@ def check_data(experiment: Experiment, kind: Kind, codec: Codec | None) -> str:
         world = make_world(whole, lambda text: text)
     else:
         world = make_world(settings, lambda text: codec.shorten(text, settings.passage_tokens))
-    if settings.name == "dataset":
+    if settings.name == "dataset" and not settings.tool:
         from mempo.environments.dataset_world import DatasetWorld
 
         assert isinstance(world, DatasetWorld)

@@ -10,6 +10,7 @@ from pathlib import Path
 from prefect.runtime import flow_run
 
 from conf.load import flatten, sha256, to_yaml
+from mempo import own
 from mempo.config import Experiment
 from tasks import store
 from tasks.tracking import Kind, Tracker
@@ -94,8 +95,13 @@ def recorded(
             "mempo.preset": experiment.preset,
             "mempo.seed": str(experiment.seed),
             "mempo.config_sha256": sha256(experiment),
+<<<<<<< HEAD
             **flow_run_id,
             **(tags or {}),
+=======
+            "prefect.flow_run_id": str(flow_run.get_id() or ""),
+            **{f"mempo.own.{s}": own.digest(s, p) for s, p in own.functions(experiment).items()},
+>>>>>>> hooks
         },
         parent=parent or None,
     )

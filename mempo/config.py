@@ -57,6 +57,11 @@ class Environment(Settings):
     retriever_url: str = Field(
         default="", description="Address of the search server, http://host:port."
     )
+    tool: str = Field(
+        default="",
+        description="Your own tool, 'my_pkg.mod:name': (question, query) -> str answers tool calls "
+        "in place of the world's search (docs/own.md). Empty: the world's.",
+    )
     top_k: Positive = Field(default=3, description="Passages per search.")
     passage_tokens: Positive = Field(
         default=100, description="A passage is cut to this many tokens."
@@ -97,6 +102,12 @@ class Agent(Settings):
         "up every `summary_every` steps; 'retrieval' sees the last step and the `retrieved` most "
         "similar older ones; 'external' moves all but the last step to a store that the policy "
         "may query at any token.",
+    )
+    function: str = Field(
+        default="",
+        description="Your own agent, 'my_pkg.mod:name': (agent, codec, question, head, steps) -> "
+        "ids that the next step sees (docs/own.md); `kind` still names the protocol. Empty: "
+        "`kind` decides.",
     )
     history: str = Field(
         default="1",
@@ -212,6 +223,11 @@ class Reward(Settings):
         ge=0.0,
         description="Paid when all steps are well formed and the answer is not empty.",
     )
+    function: str = Field(
+        default="",
+        description="Your own reward, 'my_pkg.mod:name': (trajectory) -> float in place of "
+        "`answer` and `format_bonus`; NaN rejects the rollout (docs/own.md). Empty: theirs.",
+    )
     scale: Literal["std", "none"] = Field(
         default="std",
         description="A^T is the reward minus its group's mean, divided by the group's standard "
@@ -226,6 +242,11 @@ class Memory(Settings):
         default="contrast",
         description="R^M = P(answer | memory) - eps; eps is P(answer | full history) for "
         "'contrast', the constant `epsilon` for 'posterior'.",
+    )
+    function: str = Field(
+        default="",
+        description="Your own R^M, 'my_pkg.mod:name': (question, steps, p_mem_S, p_full_S) -> "
+        "a number a step in place of `reward` (docs/own.md). Empty: `reward` decides.",
     )
     group: Literal["question", "step"] = Field(
         default="question",
@@ -282,6 +303,11 @@ class Memory(Settings):
     def trained(self) -> bool:
         """Whether A^M has a weight above 0 at some time of the schedule."""
         return self.weight > 0 or (self.schedule != "constant" and self.final_weight > 0)
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether A^M is made with P(answer | full history)."""
+        return self.trained and (self.reward == "contrast" or self.function != "")
 
 
 class Loss(Settings):

@@ -9,15 +9,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from mempo import own
 from mempo.config import Experiment
 
 Metrics = dict[str, float]
 
 
-def _set_up(threads: int) -> None:
+def _set_up(experiment: Experiment, threads: int) -> None:
     import torch
     import transformers
 
+    own.check(experiment)  # on the machine where they will be called
     torch.set_num_threads(threads)
     transformers.logging.disable_progress_bar()
 
@@ -26,7 +28,7 @@ class Sampler:
     """The policy that acts: engine, environment and agent loop."""
 
     def __init__(self, experiment: Experiment, threads: int):
-        _set_up(threads)
+        _set_up(experiment, threads)
         from mempo.agent.protocol import stop_strings
         from mempo.environments import make_world
         from mempo.policies.loading import load_codec, load_model
@@ -148,7 +150,7 @@ class Learner:
     """The policy that is trained: scoring, updates, checkpoints."""
 
     def __init__(self, experiment: Experiment, threads: int):
-        _set_up(threads)
+        _set_up(experiment, threads)
         from mempo.learners.torch_learner import TorchLearner
         from mempo.policies.loading import load_codec, load_model
 
@@ -248,7 +250,7 @@ class ColdStart:
     """Supervised training on scripted trajectories."""
 
     def __init__(self, experiment: Experiment, threads: int):
-        _set_up(threads)
+        _set_up(experiment, threads)
         from mempo.agent.coldstart_data import cold_start_data
         from mempo.learners.torch_learner import TorchLearner
         from mempo.policies.loading import load_codec, load_model

@@ -103,7 +103,11 @@ def check_prefect(url: str) -> None:
 
 
 def worker_env(cluster: Cluster) -> dict[str, str]:
-    """Environment of every Ray worker: addresses, threads, an allocator that keeps its pages."""
+    """Environment of every Ray worker: addresses, threads, an allocator that keeps its pages.
+
+    Workers of a local Ray search modules where this process does; those of another Ray, on
+    machines with folders of their own, where that Ray was started to.
+    """
     threads = str(pick_threads(cluster))
     env = {
         **QUIET,
@@ -120,6 +124,8 @@ def worker_env(cluster: Cluster) -> dict[str, str]:
     }
     passed_on = ("PREFECT_", "MLFLOW_", "MEMPO_", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
     env |= {name: value for name, value in os.environ.items() if name.startswith(passed_on)}
+    if not cluster.address:  # here they find what this process finds, functions of one's own too
+        env["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(map(os.path.abspath, sys.path)))
     # An active run of the driver's shell must not adopt what a worker logs.
     env.pop("MLFLOW_RUN_ID", None)
     return env

@@ -24,10 +24,11 @@ def step_text(step: ScriptedStep) -> str:
 def script_rows(codec: Codec, agent: Agent, script: Script) -> list[Row]:
     """One row per step, prompts as the agent would have seen them; every output token a target.
 
-    An agent that sees its whole history is one row: each step's prompt is the row so far.
+    An agent that sees its whole history is one row: each step's prompt is the row so far. What an
+    `agent.function` shows is not known, so its steps are rows of their own.
     """
     steps = script_steps(codec, agent, script)
-    if agent.kind == "react" or agent.history == "all":
+    if not agent.function and (agent.kind == "react" or agent.history == "all"):
         ids = list(steps[0].prompt_ids)
         mask = [False] * len(ids)
         for step in steps:
@@ -138,8 +139,10 @@ def atlas_batch(
         while len(rows) < end:
             rows += script_rows(codec, *script(kind))
         del rows[end:]
-    for _ in range(size // 8 if "react" in kinds else 0):
+    end = len(rows) + (size // 8 if "react" in kinds else 0)
+    while len(rows) < end:
         rows += script_rows(codec, *script("react"))
+    del rows[end:]
     while len(rows) < size:
         remembers = [k for k in kinds if k in ("self_memory", "summary")]
         if remembers and rng.random() < 0.75:
@@ -162,6 +165,18 @@ def atlas_batch(
 
 
 def agent_of(agent: Agent, kind: AgentKind) -> Agent:
+<<<<<<< HEAD
     """The same settings for another kind of agent; one without a memory has no grains of it."""
     other = agent.model_copy(update={"kind": kind})
     return other if other.remembers else other.model_copy(update={"grains": 1})
+=======
+    """The same settings for another kind of agent, as far as they have a meaning for it."""
+    changes: dict[str, object] = {"kind": kind}
+    if kind != agent.kind:
+        changes["function"] = ""
+    if not agent.history.isdigit():
+        changes["history"] = "1"
+    if kind not in ("self_memory", "summary"):
+        changes["grains"] = 1
+    return Agent.model_validate(agent.model_dump() | changes)
+>>>>>>> hooks

@@ -43,7 +43,8 @@ class WikiColdStart:
                 "start them from a model that follows instructions, or use environment.name atlas"
             )
         self.experiment, self.codec = experiment, codec
-        settings = experiment.environment
+        # The scripts search for what they say, with the world's own search.
+        settings = experiment.environment.model_copy(update={"tool": ""})
         self.world = DatasetWorld(settings, self._shorten)
         self.world.check()
         corpus = named_corpus(settings, needed_by="the cold start")

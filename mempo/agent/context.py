@@ -1,15 +1,20 @@
 """What a step sees: one small function per agent, all of one signature.
 
 A context is made of token ids as they were sampled, and is a function of the question and the
-steps so far, so any step can be checked again later. An agent of your own is one more function
-of the type `View`.
+steps so far, so any step can be checked again later. An agent of your own (`agent.function`) is
+one more function of the type `View`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+<<<<<<< HEAD
 from dataclasses import replace
+=======
+from numbers import Integral
+>>>>>>> hooks
 
+from mempo import own
 from mempo.agent import external
 from mempo.agent.protocol import SUMMARISE, information_ids, memory_block_ids
 from mempo.agent.similarity import most_similar
@@ -26,7 +31,13 @@ def context_ids(
     """Ids that the policy sees before step `len(steps)`.
 
     head: system prompt and question; every context begins with it.
+
+    Raises:
+        ValueError: `agent.function` cannot be used, raised, or returned something that is no list
+            of token ids beginning with the head; names the function and the question.
     """
+    if agent.function:
+        return _own(agent, codec, question, head, steps)
     view: View
     match agent.kind:
         case "self_memory":
@@ -42,6 +53,26 @@ def context_ids(
         case "external":
             view = external.view
     return view(agent, codec, question, head, steps)
+
+
+def _own(
+    agent: Agent, codec: Codec, question: Question, head: Sequence[int], steps: Sequence[Step]
+) -> list[int]:
+    """What `agent.function` shows; P(answer | memory) is scored after its head, so it has one."""
+    path = agent.function
+    where = f"question {question.id}, step {len(steps)}"
+    ids = own.call("agent.function", path, where, agent, codec, question, head, steps)
+    if not isinstance(ids, list) or not all(isinstance(i, Integral) for i in ids):
+        raise ValueError(
+            f"agent.function: {path} returned a {type(ids).__name__} that is no list of token ids "
+            f"on {where}; return [*head, ...]"
+        )
+    if ids[: len(head)] != list(head):
+        raise ValueError(
+            f"agent.function: {path} returned ids that do not begin with the head on {where}; "
+            "return [*head, ...]"
+        )
+    return [int(i) for i in ids]
 
 
 def _joined(head: Sequence[int], steps: Sequence[Step]) -> list[int]:

@@ -1,6 +1,6 @@
 """What an answer is worth: normalised exact match and word F1, and the reward of a trajectory.
 
-Everything here is pure. Scores are floats in [0, 1].
+Everything here is pure, but for a reward of the user's own. Scores are floats in [0, 1].
 """
 
 from __future__ import annotations
@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from mempo import own
 from mempo.config import Reward
 from mempo.text import normalize_answer
+from mempo.types import Trajectory
 
 # HotpotQA's evaluation: these answers are right or wrong, never partly right.
 _CLOSED_ANSWERS = frozenset({"yes", "no", "noanswer"})
@@ -91,6 +93,20 @@ def trajectory_reward(
     score = em if settings.answer == "em" else f1
     says_something = any(character.isalnum() for character in answer)
     return score + (settings.format_bonus if says_something else 0.0)
+
+
+def own_reward(trajectory: Trajectory, path: str) -> float:
+    """R^T by `reward.function`, in place of `trajectory_reward`; NaN rejects the rollout.
+
+    trajectory: complete but for its reward, which is 0.
+
+    Raises:
+        ValueError: the function raised, or returned no number; names it, question and rollout.
+    """
+    where = f"question {trajectory.question.id}, rollout {trajectory.rollout}"
+    value = own.call("reward.function", path, where, trajectory)
+    [reward] = own.numbers("reward.function", path, where, [value], 1)
+    return reward
 
 
 def _aliases(golds: str | Sequence[str]) -> Sequence[str]:

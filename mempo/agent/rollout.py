@@ -9,7 +9,7 @@ from typing import Protocol
 from mempo.agent import external
 from mempo.agent.context import context_ids, reply_ids, without_memories
 from mempo.agent.protocol import ParsedStep, head_ids, parse_step, token_span
-from mempo.agent.reward import score_answer, trajectory_reward
+from mempo.agent.reward import own_reward, score_answer, trajectory_reward
 from mempo.config import Agent, Reward, Rollout, writes_memory
 from mempo.draws import Key
 from mempo.environments.world import ToolError, World
@@ -61,7 +61,8 @@ def run_trajectories(
 
     Every draw is a function of (key, question id, rollout, step). A rollout whose prompt outgrows
     the limit, whose tool fails or whose output has no action ends with a status of its own; the
-    others go on. If no tool call at all has succeeded, the tool is down: ConnectionError.
+    others go on. If no tool call at all has succeeded, the tool is down: ConnectionError. A failure
+    of `reward.function` or `agent.function` is a fault of the code and stops all: ValueError.
     """
     runs = [
         _Run(q, g, head_ids(codec, agent, q), agent.max_steps or world.max_steps(q))
@@ -186,16 +187,20 @@ def _finished(r: _Run, settings: Reward) -> Trajectory:
     answer = r.steps[-1].action_text if r.status == "answered" else ""
     em, f1 = score_answer(answer, r.question.answers)
     well_formed = bool(r.steps) and r.status == "answered" and all(s.well_formed for s in r.steps)
-    return Trajectory(
+    trajectory = Trajectory(
         question=r.question,
         rollout=r.rollout,
         steps=r.steps,
         status=r.status,
         answer=answer,
-        reward=trajectory_reward(
-            all_well_formed=well_formed, answer=answer, em=em, f1=f1, settings=settings
-        ),
         f1=f1,
         em=em,
         format=float(well_formed),
     )
+    if settings.function:
+        trajectory.reward = own_reward(trajectory, settings.function)
+    else:
+        trajectory.reward = trajectory_reward(
+            all_well_formed=well_formed, answer=answer, em=em, f1=f1, settings=settings
+        )
+    return trajectory

@@ -14,6 +14,7 @@ from typing import Literal
 
 import numpy as np
 
+from mempo import own
 from mempo.agent.protocol import GRAINS
 from mempo.config import Memory
 from mempo.credit.advantage import memory_advantage, trajectory_advantage
@@ -73,7 +74,7 @@ def assign_credit(
     loop returns them.
     """
     by_question = groups(trajectories)
-    full = full or (settings.trained and settings.reward == "contrast")
+    full = full or settings.needs_history
     if score:
         pairs = [(g[0].question, [t.steps for t in g]) for g in by_question]
         scores = score_questions(codec, pairs, logprobs, full=full)
@@ -85,10 +86,12 @@ def assign_credit(
     for group, scored in zip(by_question, scores, strict=True):
         bonus = [settings.gain_bonus * gain([p for p, _ in steps]) for steps in scored]
         r_traj = [t.reward + b for t, b in zip(group, bonus, strict=True)]
-        r_mem = [memory_rewards(t, steps, settings) for t, steps in zip(group, scored, strict=True)]
         size = _largest(scored)
         a_traj = trajectory_advantage(r_traj, scale, magnitude=settings.gain_bonus * size)
-        a_mem = memory_advantage(r_mem, settings.group, magnitude=size)
+        a_mem = [[0.0] * len(steps) for steps in scored]
+        if settings.trained:
+            r_mem = [memory_rewards(t, s, settings) for t, s in zip(group, scored, strict=True)]
+            a_mem = memory_advantage(r_mem, settings.group, magnitude=size)
 
         flat += not np.any(a_traj)
         bonuses += bonus
@@ -96,7 +99,7 @@ def assign_credit(
             credit.p_answer_mem += [p for p, _ in steps]
             credit.p_answer_full += [p for _, p in steps]
             credit.adv_traj += [float(a_traj[i])] * len(steps)
-            credit.adv_mem += a_mem[i] if settings.trained else [0.0] * len(steps)
+            credit.adv_mem += a_mem[i]
             credit.gain_bonus += [bonus[i]] * len(steps)
     if score and grains == 2:
         for grain in range(2):
@@ -124,11 +127,14 @@ def _assign_grain(
         rewards = []
         for t, mine, steps in zip(group, part, scored, strict=True):
             scores = [(p, eps) for (p, _), (_, eps) in zip(mine, steps, strict=True)]
-            rewards.append(memory_rewards(t, scores, settings, grain=grain))
+            if settings.trained:
+                rewards.append(memory_rewards(t, scores, settings, grain=grain))
+            else:
+                rewards.append([nan] * len(steps))
             credit.p_grains[grain] += [p for p, _ in mine]
         advantages = memory_advantage(rewards, settings.group, magnitude=_largest(part))
         for a in advantages:
-            credit.adv_grains[grain] += a if settings.trained else [0.0] * len(a)
+            credit.adv_grains[grain] += a
 
 
 def memory_rewards(
@@ -136,22 +142,42 @@ def memory_rewards(
 ) -> list[float]:
     """R^M_t = P(answer | memory) - eps - length_cost x (tokens of the memory) / 100, a step.
 
-    eps is P(answer | full history) for 'contrast', else the constant `epsilon`. NaN takes no part
+    eps is P(answer | full history) for 'contrast', else the constant `epsilon`; with
+    `memory.function` its values take the place of P(answer | memory) - eps. NaN takes no part
     in the group's mean and std, and gets A^M = 0: a step without a memory or without its scores,
     every step of a trajectory without a reward (it is not trained), and, with `only_success`,
     of one that did not succeed. So a success is compared with successes: among them A^M says
     which memory was the better one, while A^T already says that they beat the failures.
     grain: the scores, and so the tokens, are of this part of a two-grain memory.
+
+    Raises:
+        ValueError: `memory.function` raised, or did not return a number a step.
     """
     if not isfinite(trajectory.reward) or (settings.only_success and not succeeded(trajectory)):
         return [nan] * len(scores)
+    if settings.function:
+        worth = _own_rewards(trajectory, scores, settings.function)
+    else:
+        contrast = settings.reward == "contrast"
+        worth = [p_mem - (p_full if contrast else settings.epsilon) for p_mem, p_full in scores]
     rewards = []
-    for step, (p_mem, p_full) in zip(trajectory.steps, scores, strict=True):
-        eps = p_full if settings.reward == "contrast" else settings.epsilon
+    for step, value in zip(trajectory.steps, worth, strict=True):
         spans = step.mem_spans if grain is None else step.mem_spans[grain : grain + 1]
         tokens = sum(end - start for start, end in spans)
-        rewards.append(p_mem - eps - settings.length_cost * tokens / 100)
+        rewards.append(value - settings.length_cost * tokens / 100)
     return rewards
+
+
+def _own_rewards(trajectory: Trajectory, scores: Scores, path: str) -> list[float]:
+    """[S] what `memory.function` says; NaN at steps without a memory, whatever it says there."""
+    question, steps = trajectory.question, trajectory.steps
+    if not steps:
+        return []
+    where = f"question {question.id}, rollout {trajectory.rollout}"
+    p_mem_S, p_full_S = np.array(scores, dtype=np.float64).reshape(-1, 2).T
+    said = own.call("memory.function", path, where, question, steps, p_mem_S, p_full_S)
+    values = own.numbers("memory.function", path, where, said, len(steps))
+    return [v if step.mem_spans else nan for v, step in zip(values, steps, strict=True)]
 
 
 def succeeded(trajectory: Trajectory) -> bool:

@@ -42,11 +42,11 @@ def scoring(settings: Memory, iteration: int) -> Scoring:
     """What to score in an iteration (from 0).
 
     P(answer | memory): always where A^M or the gain bonus is made of it, else every
-    `score_every`-th iteration. P(answer | full history): where it is the contrast of A^M, else
-    every `full_every`-th iteration, if the memories are scored in it.
+    `score_every`-th iteration. P(answer | full history): where A^M needs it (it is the contrast,
+    or `memory.function` is given it), else every `full_every`-th iteration, if the memories are
+    scored in it.
     """
     needed = settings.trained or settings.gain_bonus > 0
     memory = needed or iteration % settings.score_every == 0
-    contrast = settings.trained and settings.reward == "contrast"
     watched = settings.full_every > 0 and iteration % settings.full_every == 0
-    return Scoring(memory, memory and (contrast or watched))
+    return Scoring(memory, memory and (settings.needs_history or watched))

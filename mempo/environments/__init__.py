@@ -10,12 +10,18 @@ from mempo.environments.world import World
 
 def make_world(settings: Environment, shorten: Callable[[str], str]) -> World:
     """The environment that the settings name; `shorten` cuts a passage to its tokens."""
+    world: World
     match settings.name:
         case "atlas":
             from mempo.environments.atlas import AtlasWorld
 
-            return AtlasWorld(settings)
+            world = AtlasWorld(settings)
         case "dataset":
             from mempo.environments.dataset_world import DatasetWorld
 
-            return DatasetWorld(settings, shorten)
+            world = DatasetWorld(settings, shorten)
+    if settings.tool:
+        from mempo.environments.own_tool import OwnTool
+
+        return OwnTool(world, settings.tool)
+    return world

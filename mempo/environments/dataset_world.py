@@ -60,6 +60,8 @@ class DatasetWorld:
     def __init__(self, settings: Environment, shorten: Callable[[str], str]) -> None:
         """Read the files and open the retriever; the filter 'solved' already searches with it.
 
+        With `settings.tool` somebody else answers the calls, and only that filter needs one.
+
         Args:
             settings: which files, which retriever.
             shorten: cuts a passage's text to `settings.passage_tokens` tokens; the tokenizer's
@@ -71,8 +73,11 @@ class DatasetWorld:
         """
         self._settings = settings
         self._shorten = shorten
-        corpus = self._corpus()
-        self.retriever: Retriever = open_retriever(settings, corpus)
+        searches = not settings.tool or settings.question_filter == "solved"
+        corpus = self._corpus(searches)
+        self.retriever: Retriever
+        if searches:
+            self.retriever = open_retriever(settings, corpus)
         everything = named_questions(settings, "questions")
         if settings.test_questions:
             train, test = everything, named_questions(settings, "test_questions")
@@ -195,9 +200,9 @@ class DatasetWorld:
             )
         return "\n".join(lines) or NOTHING_FOUND
 
-    def _corpus(self) -> list[Passage]:
+    def _corpus(self, searches: bool) -> list[Passage]:
         settings = self._settings
-        if settings.retriever == "bm25":
+        if settings.retriever == "bm25" and searches:
             return named_corpus(settings, needed_by="environment.retriever 'bm25'")
         if settings.question_filter != "all":
             filtering = f"environment.question_filter '{settings.question_filter}'"

@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 from conf.load import clusters, load, presets
 from conf.study import load_study, studies
 from flows import run, shell
-from flows.cli import app
+from flows.cli import app, main
 from flows.doctor import Finding, PreflightError
 
 COMMANDS = ("train", "sft", "evaluate", "ablate", "report", "doctor", "fetch", "ui")
@@ -56,6 +56,15 @@ def fail(error: BaseException):
         raise error
 
     return raise_it
+
+
+def test_modules_in_the_working_folder_can_be_imported(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "argv", ["mempo", "--help"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 0 and sys.path[-1] == str(tmp_path)
 
 
 def test_help_lists_commands_presets_clusters_and_studies_with_what_they_are():

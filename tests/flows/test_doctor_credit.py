@@ -57,6 +57,11 @@ def test_options_of_the_memory_advantage_are_refused_without_a_memory(overrides,
             "memory.reward=posterior",
             ["memory.epsilon: 0.1", "memory.reward is contrast"],
         ),
+        (
+            ["memory.reward=posterior", "memory.epsilon=0.1", "memory.function=m:f"],
+            "memory.function=",
+            ["memory.epsilon: 0.1", "memory.function is set"],
+        ),
     ],
 )
 def test_an_option_that_another_one_switches_off_is_refused(overrides, cure, parts):
@@ -81,4 +86,5 @@ def test_what_the_memory_advantage_will_be_is_told():
     assert check_memory(experiment()) == "A^M of weight 1"
     annealed = experiment("memory.weight=2", "memory.schedule=linear", "memory.final_weight=0.5")
     assert check_memory(annealed) == "A^M of weight 2 to 0.5, linear"
+    assert check_memory(experiment("memory.function=m:f")) == "A^M of m:f of weight 1"
     assert "agent.kind is react" in check_memory(experiment("agent.kind=react"))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import os
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,6 +31,8 @@ def home(tmp_path_factory: pytest.TempPathFactory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MEMPO_HOME", str(folder))
         patch.setenv("PREFECT_LOGGING_LEVEL", "WARNING")
+        (folder / "code").mkdir()
+        patch.syspath_prepend(folder / "code")  # before Ray starts; workers must look there too
         with prefect_server(lambda _: None):
             connect_ray(experiment().cluster)
             try:
@@ -306,6 +310,52 @@ def test_fault_44_metrics_logged_in_a_ray_worker_land_in_the_run_they_name(home:
     ray.get(log.remote(right))
     assert points(right, "reward/mean") == {7: 0.25}
     assert points(wrong, "reward/mean") == {}
+
+
+def test_functions_of_one_s_own_run_in_the_actors_of_the_run(home: Path):
+    from flows.train import train
+
+    module = home / "code" / "own_of_a_flow.py"
+    module.write_text(
+        "import os\n"
+        "def reward(trajectory): return 3.0 * trajectory.rollout\n"
+        "def memory(question, steps, p_mem_S, p_full_S):\n"
+        "    with open(__file__ + '.asked', 'a') as asked:\n"
+        "        print(os.getpid(), len(steps), len(p_mem_S), len(p_full_S), file=asked)\n"
+        "    return [0.0] * len(steps)\n"
+        "def view(agent, codec, question, head, steps):\n"
+        "    return [*head, *codec.encode(f'<store>{len(steps)}</store>')]\n"
+        "def tool(question, query): return f'{len(query)}'\n"
+    )
+    paths = {
+        "reward.function": "own_of_a_flow:reward",
+        "memory.function": "own_of_a_flow:memory",
+        "agent.function": "own_of_a_flow:view",
+        "environment.tool": "own_of_a_flow:tool",
+    }
+    own = [f"{setting}={path}" for setting, path in paths.items()]
+    world = ("environment.entities=60", "environment.attributes=8", "environment.values=25")
+    shipped = ("policy.model=builtin:atlas-sft", *world)  # a policy that calls its tool
+    less = ("iterations=1", "evaluate.before=false", "evaluate.sampled=false")
+    result = train(experiment(*shipped, *less, "rollout.max_step_tokens=48", *own))
+    assert points(result.run_id, "reward/mean") == {1: 1.5}  # of rollouts 0 and 1
+    info = tracker().run_info(result.run_id)
+    for setting, path in paths.items():
+        assert info.params[setting] == path
+        assert info.tags[f"mempo.own.{setting}"] == hashlib.sha256(module.read_bytes()).hexdigest()
+    table = pd.read_parquet(Path(result.folder) / "iterations" / "000001" / "rollouts.parquet")
+    assert (table.reward == 3.0 * table.rollout).all()
+    extra = table.prompt_ids.str.len() - table.head_tokens
+    assert (extra == 3).all()  # <store>, a number, </store>
+    calls = table[table.observation != ""]
+    assert len(calls) > 0
+    assert (calls.observation == calls.action_text.str.len().astype(str)).all()
+    lines = Path(f"{module}.asked").read_text().splitlines()
+    asked = [line.split() for line in lines]
+    assert [tuple(map(int, line[1:])) for line in asked] == [
+        (len(steps),) * 3 for _, steps in table.groupby(["question_id", "rollout"], sort=False)
+    ]
+    assert str(os.getpid()) not in {line[0] for line in asked}
 
 
 def test_a_report_needs_nothing_but_mlflow(trained: SimpleNamespace, tmp_path: Path):

@@ -133,6 +133,14 @@ def test_workers_get_addresses_and_threads_but_no_run_of_the_shell(monkeypatch):
     assert all(isinstance(value, str) for value in env.values())
 
 
+def test_workers_of_a_local_ray_find_the_modules_that_this_process_finds(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", "/one", str(tmp_path), "two", "/one"])
+    expected = os.pathsep.join([str(tmp_path), "/one", str(tmp_path / "two")])
+    assert worker_env(Cluster())["PYTHONPATH"] == expected
+    assert "PYTHONPATH" not in worker_env(Cluster(address="head:6379"))  # it has its own folders
+
+
 @pytest.mark.parametrize(
     ("cluster", "threads"),
     [

@@ -1,10 +1,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
-from mempo.agent.coldstart import atlas_batch, calibration_row, script_rows, step_text
+from mempo.agent.coldstart import (
+    agent_of,
+    atlas_batch,
+    calibration_row,
+    script_rows,
+    step_text,
+)
 from mempo.agent.protocol import head_ids, parse_step
 from mempo.agent.rollout import run_trajectories
 from mempo.config import Agent, Reward, Rollout, Sft, writes_memory
@@ -73,6 +80,26 @@ def test_rows_are_what_the_agent_loop_would_have_trained_on(
         assert row.targets == sum(s.targets for s in steps)
     else:
         assert rows == steps
+
+
+def test_steps_that_an_agent_of_one_s_own_shows_are_rows_of_their_own(
+    atlas: AtlasWorld, atlas_codec: Codec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "own_cold_start.py").write_text(
+        "def view(agent, codec, question, head, steps):\n"
+        "    return [*head, *codec.encode(f'<store>{len(steps)}</store>')]\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    agent = Agent(kind="react", function="own_cold_start:view")
+    script = expert(atlas, agent)
+    trajectory = acted_out(atlas, atlas_codec, agent, script)
+    rows = script_rows(atlas_codec, agent, script)
+    assert rows == [
+        sampled_row(s.prompt_ids, s.output_ids, len(s.output_ids)) for s in trajectory.steps
+    ]
+    assert agent_of(agent, "react").function and not agent_of(agent, "self_memory").function
+    settings = Sft(batch_size=32, objectives=(3,))
+    assert len(atlas_batch(atlas, atlas_codec, agent, settings, key=(0,), progress=1.0)) == 32
 
 
 def test_a_written_step_reads_back(atlas: AtlasWorld) -> None:
