@@ -5,12 +5,9 @@ Prefect, Ray, MLflow and torch are imported by the commands that need them, so `
 
 from __future__ import annotations
 
-<<<<<<< HEAD
-import shlex
-=======
 import os
+import shlex
 import sys
->>>>>>> hooks
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 

@@ -95,13 +95,9 @@ def recorded(
             "mempo.preset": experiment.preset,
             "mempo.seed": str(experiment.seed),
             "mempo.config_sha256": sha256(experiment),
-<<<<<<< HEAD
             **flow_run_id,
-            **(tags or {}),
-=======
-            "prefect.flow_run_id": str(flow_run.get_id() or ""),
             **{f"mempo.own.{s}": own.digest(s, p) for s, p in own.functions(experiment).items()},
->>>>>>> hooks
+            **(tags or {}),
         },
         parent=parent or None,
     )

@@ -6,13 +6,31 @@ need it are imported inside, where the actor lives, so that flows load without t
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from mempo import own
 from mempo.config import Experiment
+from tasks.processes import release_memory
 
 Metrics = dict[str, float]
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _stage(method: Callable[P, R]) -> Callable[P, R]:
+    """A method that computes much: what it has freed goes back to the system at its end."""
+
+    @wraps(method)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return method(*args, **kwargs)
+        finally:
+            release_memory()
+
+    return run
 
 
 def _set_up(experiment: Experiment, threads: int) -> None:
@@ -61,6 +79,7 @@ class Sampler:
             )
         self.version = version
 
+    @_stage
     def rollout(self, path: Path, iteration: int) -> Metrics:
         """Sample an iteration's trajectories into the rollout file `path`.
 
@@ -101,6 +120,7 @@ class Sampler:
             "group/resampled_frac": len(thrown) / len(every),
         }
 
+    @_stage
     def evaluate(self, path: Path, objectives: int, temperature: float, passes: int = 1) -> Metrics:
         """`passes` trajectories for each evaluation question into `path`; their token counts."""
         from mempo.evaluation.metrics import rollout_metrics
@@ -163,6 +183,7 @@ class Learner:
             reference=experiment.loss.needs_reference,
         )
 
+    @_stage
     def score(self, path: Path, iteration: int) -> Metrics:
         """Add P(answer | memory), P(answer | history) and the advantages to a rollout file."""
         from mempo.credit.assign import assign_credit
@@ -196,6 +217,7 @@ class Learner:
             metrics["reward/gain_bonus"] = credit.mean_gain_bonus
         return metrics
 
+    @_stage
     def score_memories(self, path: Path) -> Metrics:
         """Add P(answer | memory) to an evaluation's rollout file."""
         from mempo.credit.scoring import score_questions
@@ -213,6 +235,7 @@ class Learner:
         write_rollouts(path, trajectories, {"p_answer_mem": p_answer})
         return {"cost/scored_tokens": float(self.learner.tokens - before)}
 
+    @_stage
     def train(self, path: Path, iteration: int) -> Metrics:
         """Update on a scored rollout file."""
         from mempo.learners.iteration import train_on
@@ -270,6 +293,7 @@ class ColdStart:
         """What there is to learn from."""
         return self.data.facts()
 
+    @_stage
     def run(self, start: int, stop: int) -> Metrics:
         """Optimiser steps start..stop-1; the mean loss and the tokens."""
         from mempo.learners.supervise import learning_rate

@@ -165,18 +165,8 @@ def atlas_batch(
 
 
 def agent_of(agent: Agent, kind: AgentKind) -> Agent:
-<<<<<<< HEAD
-    """The same settings for another kind of agent; one without a memory has no grains of it."""
-    other = agent.model_copy(update={"kind": kind})
-    return other if other.remembers else other.model_copy(update={"grains": 1})
-=======
     """The same settings for another kind of agent, as far as they have a meaning for it."""
-    changes: dict[str, object] = {"kind": kind}
-    if kind != agent.kind:
-        changes["function"] = ""
-    if not agent.history.isdigit():
-        changes["history"] = "1"
-    if kind not in ("self_memory", "summary"):
-        changes["grains"] = 1
-    return Agent.model_validate(agent.model_dump() | changes)
->>>>>>> hooks
+    if kind == agent.kind:
+        return agent
+    other = agent.model_copy(update={"kind": kind, "function": ""})
+    return other if other.remembers else other.model_copy(update={"grains": 1})

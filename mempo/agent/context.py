@@ -8,11 +8,8 @@ one more function of the type `View`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-<<<<<<< HEAD
 from dataclasses import replace
-=======
 from numbers import Integral
->>>>>>> hooks
 
 from mempo import own
 from mempo.agent import external

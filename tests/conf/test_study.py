@@ -243,11 +243,14 @@ def test_the_memory_study_crosses_reward_group_and_weight_with_a_control():
 
 def test_the_paper_study_measures_every_agent_at_two_to_ten_objectives():
     study = load_study("paper", seeds=[5])
-    assert {c.experiment.evaluate.objectives for c in study.children} == {(2, 4, 6, 8, 10)}
-    assert {c.experiment.policy.model for c in study.children} == {"builtin:atlas-sft"}
-    assert [c.method for c in study.children] == (
-        ["SFT", "ReAct", "ReAct + GRPO", "GRPO", "MemPO contrast", "MemPO posterior"]
-    )
+    experiments = [c.experiment for c in study.children]
+    assert {e.evaluate.objectives for e in experiments} == {(2, 4, 6, 8, 10)}
+    assert {e.policy.model for e in experiments} == {"models/atlas-agents"}
+    assert {e.preset for e in experiments} == {"agents"}
+    trained = {(e.agent.kind, e.algorithm) for e in experiments if e.iterations}
+    kinds = ("self_memory", "react", "truncation", "summary", "retrieval", "external")
+    assert trained == {*((k, "grpo") for k in kinds), ("self_memory", "mempo"), ("external", "dpo")}
+    assert set(experiments[0].sft.agents) == set(kinds)
 
 
 def test_the_cost_study_says_how_to_make_its_start_and_has_replies_of_120_tokens():
