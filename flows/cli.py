@@ -73,7 +73,7 @@ def train(
         experiment = load(preset, cluster=cluster, overrides=overrides or (), seed=seed)
         from flows import run
 
-        stay_offline([experiment.policy.model])
+        stay_offline(experiment.policy.model, experiment.agent.embedding_model)
         _show(run.train(experiment))
 
 
@@ -98,7 +98,9 @@ def sft(
         experiment = load(preset, cluster=cluster, overrides=overrides or (), seed=seed)
         from flows import run
 
-        stay_offline([experiment.policy.model])
+        stay_offline(
+            experiment.sft.model or experiment.policy.model, experiment.agent.embedding_model
+        )
         _show(run.sft(experiment, out))
 
 
@@ -132,7 +134,8 @@ def evaluate(
             )
         from flows import run
 
-        stay_offline([str(checkpoint or experiment.policy.model)])
+        model = str(checkpoint or experiment.policy.model)
+        stay_offline(model, experiment.agent.embedding_model)
         _show(run.evaluate(experiment, str(checkpoint) if checkpoint else None))
 
 
@@ -206,7 +209,8 @@ def ablate(
             return
         from flows import run
 
-        stay_offline([child.experiment.policy.model for child in plan.children])
+        experiments = [child.experiment for child in plan.children]
+        stay_offline(*(m for e in experiments for m in (e.policy.model, e.agent.embedding_model)))
         result = run.ablate(plan, resume, _typed(study, cluster, changes, seeds))
         if result.failed:
             complain(f"{len(result.failed)} of {len(plan.children)} runs failed")
@@ -275,7 +279,7 @@ def doctor(
     """
     with command():
         experiment = load(preset, cluster=cluster, overrides=overrides or (), seed=seed)
-        stay_offline([experiment.policy.model])
+        stay_offline(experiment.policy.model, experiment.agent.embedding_model)
         from flows.doctor import check
 
         findings = check(experiment)

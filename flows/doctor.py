@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from conf.load import setting_names
 from flows.doctor_credit import check_memory
 from flows.doctor_data import Kind, check_data
-from flows.doctor_model import check_lengths, check_model, check_words, read_codec
+from flows.doctor_model import check_encoder, check_lengths, check_model, check_words, read_codec
 from flows.doctor_tracking import check_tracking
 from mempo import own
 from mempo.config import Cluster, Experiment
@@ -48,7 +48,7 @@ def check(experiment: Experiment, kind: Kind = "train") -> list[Finding]:
         experiment = experiment.model_copy(update={"policy": policy})
 
     def policy_probe() -> str:
-        found = check_model(experiment.policy)
+        found = check_model(experiment.policy.model)
         read_codec(experiment.policy, experiment.environment)
         return found
 
@@ -73,10 +73,12 @@ def check(experiment: Experiment, kind: Kind = "train") -> list[Finding]:
     readable = all(finding.ok for finding in findings if finding.setting == "policy.model")
 
     def words_probe() -> str:
-        return check_words(experiment, read_codec(experiment.policy, experiment.environment))
+        codec = read_codec(experiment.policy, experiment.environment)
+        return check_words(experiment, codec, sft=kind == "sft")
 
     if readable:
         findings.append(_finding("agent.kind", words_probe))
+    findings.append(_finding("agent.embedding_model", lambda: check_encoder(experiment.agent)))
 
     def data_probe() -> str:
         codec = read_codec(experiment.policy, experiment.environment) if readable else None

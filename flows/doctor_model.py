@@ -6,36 +6,47 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mempo.config import Environment, Experiment, Policy
+from mempo.config import Agent, Environment, Experiment, Policy
 from mempo.policies.shipped import model_path
 
 if TYPE_CHECKING:
     from mempo.policies.codec import Codec
 
 
-def check_model(policy: Policy) -> str:
-    """What is at `policy.model`; its weights are not read."""
-    if policy.model == "tiny":
+_A_POLICY = (
+    "give an existing folder (`mempo sft --preset wiki` makes models/wiki-sft, "
+    "`mempo fetch smollm2` models/smollm2) or 'tiny'"
+)
+
+
+def check_model(model: str, *, cure: str = _A_POLICY) -> str:
+    """What is at a folder or hub name; weights are not read. `cure`: what to do without."""
+    if model == "tiny":
         return "a fresh tiny policy"
-    folder = Path(model_path(policy.model))
+    folder = Path(model_path(model))
     if folder.is_dir():
         return _model_folder(folder)
-    cure = (
-        "give an existing folder (`mempo sft --preset wiki` makes models/wiki-sft, "
-        "`mempo fetch smollm2` models/smollm2) or 'tiny'"
-    )
-    if policy.model.count("/") != 1 or policy.model.startswith(("models/", ".", "~", "/")):
-        raise ValueError(f"there is no folder {policy.model}; {cure}")
+    if model.count("/") != 1 or model.startswith(("models/", ".", "~", "/")):
+        raise ValueError(f"there is no folder {model}; {cure}")
     from huggingface_hub import constants, try_to_load_from_cache
 
-    if isinstance(try_to_load_from_cache(policy.model, "config.json"), str):
-        return f"{policy.model}, from the hub's cache"
+    if isinstance(try_to_load_from_cache(model, "config.json"), str):
+        return f"{model}, from the hub's cache"
     if constants.HF_HUB_OFFLINE:
         raise ValueError(
-            f"there is no folder {policy.model}, and HF_HUB_OFFLINE forbids to fetch that name "
+            f"there is no folder {model}, and HF_HUB_OFFLINE forbids to fetch that name "
             f"from the hub; unset it, or {cure}"
         )
-    return f"{policy.model}, to be fetched from the hub"
+    return f"{model}, to be fetched from the hub"
+
+
+def check_encoder(agent: Agent) -> str:
+    """What says which texts are similar, for the agents that ask."""
+    if not agent.embedding_model:
+        return "BM25 says what is similar"
+    if agent.kind not in ("retrieval", "external"):
+        raise ValueError(f"it has no effect with agent.kind {agent.kind}; leave it out")
+    return check_model(agent.embedding_model, cure="give a folder with an encoder, or '' for BM25")
 
 
 def read_codec(policy: Policy, environment: Environment) -> Codec:
@@ -54,22 +65,29 @@ def read_codec(policy: Policy, environment: Environment) -> Codec:
         ) from None
 
 
-def check_words(experiment: Experiment, codec: Codec) -> str:
-    """Whether the tokenizer knows the words of the agent's protocol.
+def check_words(experiment: Experiment, codec: Codec, *, sft: bool = False) -> str:
+    """Whether the tokenizer knows the words of the agent's protocol; for `sft`, of all it teaches.
 
     A vocabulary of words made for one world lacks those of an agent it was not made for.
     """
-    from mempo.agent.protocol import protocol_words  # imports transformers
+    from mempo.agent.coldstart import agent_of  # imports transformers
+    from mempo.agent.protocol import protocol_words
 
-    unknown = codec.tokenizer.unk_token_id
-    text = protocol_words(experiment.agent)
-    if unknown is not None and unknown in codec.encode(text):
+    taught = experiment.sft.agents if sft and experiment.environment.name == "atlas" else ()
+    for kind in dict.fromkeys((*taught, experiment.agent.kind)):
+        agent = agent_of(experiment.agent, kind)
+        text, unknown = protocol_words(agent), codec.tokenizer.unk_token_id
+        if unknown is None or unknown not in codec.encode(text):
+            continue
         lost = [word for word in text.split() if unknown in codec.encode(word)]
-        full = experiment.agent.prompt == "full"
-        cure = "set agent.prompt=short" if full else "train one for this agent (`mempo sft`)"
+        setting, cure = "agent.kind", "train one for this agent (`mempo sft`)"
+        if agent.prompt == "full":
+            setting, cure = "agent.prompt", "set agent.prompt=short"
+        elif kind != experiment.agent.kind:
+            setting, cure = "sft.agents", "leave that agent out, or begin from sft.model=tiny"
         raise ValueError(
-            f"agent.{'prompt' if full else 'kind'}: the vocabulary of {experiment.policy.model} "
-            f"lacks words of agent '{experiment.agent.kind}' ({', '.join(lost[:3])}); {cure}"
+            f"{setting}: the vocabulary of {experiment.policy.model} lacks words of agent "
+            f"'{kind}' ({', '.join(lost[:3])}); {cure}"
         )
     return "every word of the agent's protocol is known"
 

@@ -45,9 +45,9 @@ def command() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def stay_offline(models: list[str]) -> None:
-    """Where all models are local nothing has to be asked of the hub."""
-    if all(m == "tiny" or m.startswith(BUILTIN) or Path(m).is_dir() for m in models):
+def stay_offline(*models: str) -> None:
+    """Where all models are local nothing has to be asked of the hub. "" is no model."""
+    if all(m in ("", "tiny") or m.startswith(BUILTIN) or Path(m).is_dir() for m in models):
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 

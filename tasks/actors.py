@@ -315,13 +315,15 @@ class ColdStart:
         import numpy as np
 
         values = self.learner.logprobs(self.data.held_out())
-        probes = self.data.probes()
+        metrics = {"sft/held_out_loss": float(-np.concatenate(values).mean())}
+        if not (probes := self.data.probes()):
+            return metrics
         right, empty = (
             np.array([np.exp(v.mean()) for v in self.learner.logprobs([p[i] for p in probes])])
             for i in (0, 1)
         )
         return {
-            "sft/held_out_loss": float(-np.concatenate(values).mean()),
+            **metrics,
             "sft/p_answer_right_memory": float(right.mean()),
             "sft/p_answer_empty_memory": float(empty.mean()),
             "sft/right_beats_empty_frac": float((right > empty).mean()),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from mempo.agent import external
 from mempo.agent.context import context_ids, reply_ids
 from mempo.agent.protocol import ANSWER_OPEN, head_ids, parse_step, token_span
 from mempo.config import Agent, AgentKind, Sft
 from mempo.draws import Key, generator
-from mempo.environments.atlas import EMPTY_MEMORY, AtlasWorld
+from mempo.environments.atlas import AtlasWorld, memory_text
 from mempo.environments.experts import Script, ScriptedStep
 from mempo.policies.codec import Codec
 from mempo.types import Question, Row, Step
@@ -28,7 +30,8 @@ def script_rows(codec: Codec, agent: Agent, script: Script) -> list[Row]:
     `agent.function` shows is not known, so its steps are rows of their own.
     """
     steps = script_steps(codec, agent, script)
-    if not agent.function and (agent.kind == "react" or agent.history == "all"):
+    sees_all = agent.kind == "react" or (agent.kind == "self_memory" and agent.history == "all")
+    if sees_all and not agent.function:
         ids = list(steps[0].prompt_ids)
         mask = [False] * len(ids)
         for step in steps:
@@ -116,52 +119,65 @@ def atlas_batch(
 
     Half are steps of experts, an eighth whole ReAct trajectories, the rest calibration of
     P(answer | memory) and P(answer | history). Where there are other agents too, their steps are
-    half of that half, shared equally. The number of objectives grows with `progress` (0..1): a
-    third of the way with the smallest third, and so on.
+    half of that half, shared equally; where no agent writes a memory nothing is calibrated. The
+    number of objectives grows with `progress` (0..1): a third of the way with the smallest third,
+    and so on.
     """
     rng = generator(*key)
     stage = min(int(progress * 3) + 1, 3)
     ladder = sorted(settings.objectives)[: -(-len(settings.objectives) * stage // 3)]
     size = settings.batch_size
     kinds = list(dict.fromkeys((*settings.agents, agent.kind)))
+    agents = [agent_of(agent, kind) for kind in kinds]
+    remembering = [a for a in agents if a.remembers]
     by_step = sorted((k for k in kinds if k != "react"), key=lambda k: k != "self_memory")
+    react = size // 8 if "react" in kinds else 0
+    steps = size // 2 if remembering else size - react
+    if not by_step:
+        react = size
 
-    def script(kind: AgentKind) -> tuple[Agent, Script]:
-        question = world.question(int(rng.choice(ladder)), rng)
+    def script(asked: Agent) -> Script:
+        return world.script(world.question(int(rng.choice(ladder)), rng), asked, settings, rng)
+
+    def acted(kind: AgentKind, until: int) -> None:
         asked = agent_of(agent, kind)
-        return asked, world.script(question, asked, settings, rng)
+        while len(rows) < until:
+            rows.extend(script_rows(codec, asked, script(asked)))
+        del rows[until:]
 
     rows: list[Row] = []
-    first = size // 2 if len(by_step) == 1 else size // 4
+    first = steps if len(by_step) == 1 else steps // 2
     others = max(len(by_step) - 1, 1)
-    ends = [first + i * (size // 2 - first) // others for i in range(len(by_step))]
-    for kind, end in zip(by_step, ends, strict=True):
-        while len(rows) < end:
-            rows += script_rows(codec, *script(kind))
-        del rows[end:]
-    end = len(rows) + (size // 8 if "react" in kinds else 0)
-    while len(rows) < end:
-        rows += script_rows(codec, *script("react"))
-    del rows[end:]
+    for i, kind in enumerate(by_step):
+        acted(kind, first + i * (steps - first) // others)
+    acted("react", len(rows) + react)
     while len(rows) < size:
-        remembers = [k for k in kinds if k in ("self_memory", "summary")]
-        if remembers and rng.random() < 0.75:
+        asked = remembering[int(rng.integers(len(remembering))) if len(remembering) > 1 else 0]
+        if rng.random() < 0.75:
             question = world.question(int(rng.choice(ladder)), rng)
-            share = rng.random()
-            facts = [a[0] for a in question.answers if rng.random() < share]
-            memory = " ; ".join(facts) or EMPTY_MEMORY
-            context = codec.encode(f"<mem>{memory}</mem>")
-            asked = agent_of(agent, remembers[0])
-            rows.append(calibration_row(codec, asked, question, context))
+            rows.append(_memory_calibration(codec, asked, question, rng))
         else:
-            kind = remembers[0] if remembers and rng.random() < 0.5 else "react"
-            asked, done = script(kind)
+            asked = asked if rng.random() < 0.5 else agent_of(agent, "react")
+            done = script(asked)
             context = []
             for step in done.steps[: int(rng.integers(len(done.steps)))]:
                 context += codec.encode(step_text(step))
                 context += reply_ids(codec, step.action, step.observation)
             rows.append(calibration_row(codec, asked, done.question, context))
     return rows
+
+
+def _memory_calibration(
+    codec: Codec, asked: Agent, question: Question, rng: np.random.Generator
+) -> Row:
+    """The gold answer after a memory of some of its facts; of two grains also after one alone."""
+    share = rng.random()
+    facts = [a[0] for a in question.answers if rng.random() < share]
+    memory = memory_text(facts, question.parts, asked.grains)
+    if asked.grains == 2 and (part := int(rng.integers(3))) < 2:
+        summary, known = memory.split("</summary>")
+        memory = f"{summary}</summary>" if part == 0 else known
+    return calibration_row(codec, asked, question, codec.encode(f"<mem>{memory}</mem>"))
 
 
 def agent_of(agent: Agent, kind: AgentKind) -> Agent:

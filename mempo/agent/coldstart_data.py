@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from mempo.agent.coldstart import atlas_batch, memory_probe
 from mempo.config import Experiment
 from mempo.draws import generator
-from mempo.environments.atlas import EMPTY_MEMORY, AtlasWorld
+from mempo.environments.atlas import AtlasWorld, memory_text
 from mempo.policies.codec import Codec
 from mempo.types import Row
 
@@ -22,7 +22,10 @@ class ColdStartData(Protocol):
     def held_out(self) -> list[Row]: ...
 
     def probes(self) -> list[tuple[Row, Row]]:
-        """Per held-out question the gold answer after the right memory, and after an empty one."""
+        """Per held-out question the gold answer after the right memory, and after an empty one.
+
+        Empty for an agent that writes no memory.
+        """
         ...
 
     def facts(self) -> dict[str, Any]: ...
@@ -56,10 +59,12 @@ class AtlasColdStart:
         e = self.experiment
         rng = generator(e.seed, "sft-probe")
         found = []
-        for _ in range(PROBES):
+        for _ in range(PROBES if e.agent.remembers else 0):
             question = self.world.question(max(e.sft.objectives), rng)
-            right = " ; ".join(aliases[0] for aliases in question.answers)
-            found.append(memory_probe(self.codec, e.agent, question, right, EMPTY_MEMORY))
+            facts = [aliases[0] for aliases in question.answers]
+            right = memory_text(facts, question.parts, e.agent.grains)
+            empty = memory_text([], [], e.agent.grains)
+            found.append(memory_probe(self.codec, e.agent, question, right, empty))
         return found
 
     def facts(self) -> dict[str, Any]:

@@ -83,7 +83,7 @@ class WikiColdStart:
         rng = generator(self.experiment.seed, "sft-probe")
         agent = self.experiment.agent
         found = []
-        for question in self.measured:
+        for question in self.measured if agent.remembers else []:
             pairs = self._pairs(question, rng)  # the right memory first, the empty one last
             right, empty = pairs[0][0], pairs[-1][0]
             found.append(memory_probe(self.codec, agent, question, right, empty))

@@ -12,13 +12,12 @@ import re
 from collections.abc import Sequence
 
 from mempo.agent import store
-from mempo.agent.protocol import ParsedStep, parse_step
+from mempo.agent.protocol import TAG, ParsedStep, parse_step
 from mempo.config import Agent
 from mempo.policies.codec import Codec
 from mempo.types import Question, Step
 
 _QUERY = re.compile(r"<query>(.*?)</query>", re.DOTALL)
-_TAG = re.compile(r"</?(?:mem|think|tool_call|answer|information|retrieved|query)>")
 
 
 def turns(steps: Sequence[Step]) -> tuple[list[list[Step]], list[Step]]:
@@ -67,18 +66,19 @@ def retrieved_ids(codec: Codec, reply: str) -> list[int]:
 def parse_piece(written: str, text: str) -> ParsedStep:
     """Read a piece of a turn. `written`: the earlier pieces' text without their queries.
 
-    A piece that ends in a query is well formed if the turn so far begins like a step of the
-    protocol and the query names a kind and says something.
+    A piece that ends in a query is well formed if the turn so far, which may be nothing, begins
+    like a step of the protocol, and the query names a kind and says something.
     """
     query = _QUERY.search(text)
     if query is None:
         return parse_step(written + text, memory=False)
     kind, words = store.parse_query(query.group(1))
-    tags = _TAG.findall(written + text[: query.start()])
+    before = (written + text[: query.start()]).strip()
+    tags = TAG.findall(before)
     expected = ("<think>", "</think>", "<answer>", "</answer>")
     call = ("<think>", "</think>", "<tool_call>", "</tool_call>")
     fits = len(tags) < 4 and tuple(tags) in (expected[: len(tags)], call[: len(tags)])
-    starts = (written + text).lstrip().startswith("<think>")
+    starts = not before or before.startswith("<think>")
     well_formed = fits and starts and kind is not None and bool(words)
     return ParsedStep(None, None, "query", query.group(1).strip(), well_formed)
 

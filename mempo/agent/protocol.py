@@ -97,7 +97,7 @@ _BLOCK = {
     name: re.compile(rf"<{name}>(.*?)</{name}>", re.DOTALL)
     for name in ("mem", "think", "tool_call", "answer", *GRAINS)
 }
-_TAG = re.compile(
+TAG = re.compile(
     r"</?(?:mem|think|tool_call|answer|information|summary|facts|query|retrieved|store)>"
 )
 _STEP = {
@@ -146,7 +146,7 @@ def parse_step(text: str, *, memory: bool = True, grains: int = 1) -> ParsedStep
     tags = 4 + (2 * memory) + (4 if memory and grains == 2 else 0)
     well_formed = (
         _STEP[memory].fullmatch(step) is not None
-        and len(_TAG.findall(step)) == tags
+        and len(TAG.findall(step)) == tags
         and (not memory or (bool(memory_text) and len(grains_at) == grains))
         and bool(action_text)
     )

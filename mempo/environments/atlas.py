@@ -160,7 +160,7 @@ class AtlasWorld:
                 for seen, reply in new:
                     kept = self._remember(kept, seen, reply, facts, settings, rng)
                 new = []
-                memory = self._memory(kept, parts[:i], agent)
+                memory = memory_text(list(kept.values()), parts[:i], agent.grains)
             # The thought walks along the question: what was looked up last, then what is next.
             think = " ; ".join([*parts[:i][-1:], part or "done"])
             if part is not None:
@@ -176,13 +176,6 @@ class AtlasWorld:
             last = "" if asked else think
             steps.append(ScriptedStep(memory, last, "answer", question.gold, opened=bool(asked)))
         return Script(question, agent.kind, tuple(steps))
-
-    def _memory(self, kept: dict[str, str], done: Sequence[str], agent: Agent) -> str:
-        facts = " ; ".join(kept.values()) or EMPTY_MEMORY
-        if agent.grains == 1:
-            return facts
-        summary = " ; ".join(done) or EMPTY_MEMORY  # what was looked up, whether kept or not
-        return f"<summary>{summary}</summary><facts>{facts}</facts>"
 
     def _remember(
         self,
@@ -202,6 +195,15 @@ class AtlasWorld:
             if luck < settings.miss + settings.wrong:
                 new = str(rng.choice([f for f in reply.split(" ; ") if f != new] or [new]))
         return {**kept, part: new}
+
+
+def memory_text(facts: Sequence[str], looked_up: Sequence[str], grains: int) -> str:
+    """A memory as the expert writes it: its facts and, of two grains, what was looked up."""
+    known = " ; ".join(facts) or EMPTY_MEMORY
+    if grains == 1:
+        return known
+    summary = " ; ".join(looked_up) or EMPTY_MEMORY  # whether the fact was kept or not
+    return f"<summary>{summary}</summary><facts>{known}</facts>"
 
 
 def facts_of(question: Question) -> list[str]:

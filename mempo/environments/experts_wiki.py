@@ -44,23 +44,27 @@ def script_for(
     if hops_by_objective is None:
         return None
     kept: list[dict[int, str]] = [{} for _ in hops_by_objective]
+    new: list[tuple[int, int, Hop]] = []  # replies that no memory has taken in yet
     steps: list[ScriptedStep] = []
-    last: tuple[int, int, Hop] | None = None
+
+    def memory() -> str | None:
+        nonlocal kept
+        if not writes_memory(agent, len(steps)):
+            return None
+        for found in new:
+            kept = _remember(kept, *found, rng, sloppy=sloppy, drop=drop, miss=miss, wrong=wrong)
+        return format_memory([list(facts.values()) for facts in kept])
+
     for k, hops in enumerate(hops_by_objective):
         for i, hop in enumerate(hops):
-            if last is not None:
-                kept = _remember(kept, *last, rng, sloppy=sloppy, drop=drop, miss=miss, wrong=wrong)
-            memory = format_memory([list(facts.values()) for facts in kept])
-            shown = memory if writes_memory(agent, len(steps)) else None
+            shown = memory()
+            new = [*new, (k, i, hop)] if shown is None else [(k, i, hop)]
             think = f"[{k + 1}] Look up {hop.name or 'the question'}."
             steps.append(ScriptedStep(shown, think, "tool_call", hop.query, _reply(hop.found)))
-            last = (k, i, hop)
-    assert last is not None  # a plan has at least one hop per objective
-    kept = _remember(kept, *last, rng, sloppy=sloppy, drop=drop, miss=miss, wrong=wrong)
-    memory = format_memory([list(facts.values()) for facts in kept])
-    lost = _lost(kept, hops_by_objective) if agent.remembers else []
+    shown = memory()
+    seen = [hop for _, _, hop in new]  # replies that the last step still has in view
+    lost = _lost(kept, hops_by_objective, seen) if agent.remembers else []
     think = f"{' '.join(f'[{k + 1}]' for k in lost)} lost, I guess." if lost else "I can answer."
-    shown = memory if writes_memory(agent, len(steps)) else None
     steps.append(ScriptedStep(shown, think, "answer", question.gold))
     return Script(question, agent.kind, tuple(steps))
 
@@ -131,23 +135,29 @@ def _remember(
     return old
 
 
-def _lost(kept: Sequence[Mapping[int, str]], plans: Sequence[Sequence[Hop]]) -> list[int]:
-    """Objectives whose answer is neither in the memory nor in the last reply."""
+def _lost(
+    kept: Sequence[Mapping[int, str]], plans: Sequence[Sequence[Hop]], seen: Sequence[Hop]
+) -> list[int]:
+    """Objectives whose answer is neither in the memory nor in the replies `seen`."""
     return [
         k
         for k, (facts, hops) in enumerate(zip(kept, plans, strict=True))
-        if not _holds(facts, hops, seen=plans[-1][-1])
+        if not _holds(facts, hops, seen)
     ]
 
 
-def _holds(facts: Mapping[int, str], hops: Sequence[Hop], *, seen: Hop) -> bool:
-    """Whether the facts, with the fact of the hop `seen`, answer the objective of `hops`."""
+def _holds(facts: Mapping[int, str], hops: Sequence[Hop], seen: Sequence[Hop]) -> bool:
+    """Whether the facts, with those of the hops `seen`, answer the objective of `hops`."""
+    in_view = [any(hop is other for other in seen) for hop in hops]
     answers = [hop.answer for hop in hops if hop.answer]
     if answers:
-        visible = [*facts.values(), *(hop.fact for hop in hops if hop is seen)]
-        return any(find(fact, answer) for fact in visible for answer in answers)
+        shown = [hop.fact for hop, visible in zip(hops, in_view, strict=True) if visible]
+        return any(find(fact, answer) for fact in [*facts.values(), *shown] for answer in answers)
     # A comparison needs every fact.
-    return all(hop is seen or facts.get(i) == hop.fact for i, hop in enumerate(hops))
+    return all(
+        visible or facts.get(i) == hop.fact
+        for i, (hop, visible) in enumerate(zip(hops, in_view, strict=True))
+    )
 
 
 def _reply(found: Sequence[Passage]) -> str:

@@ -112,13 +112,17 @@ class Bm25Retriever:
         self._passages = list(passages)
         self._stem = Stemmer.Stemmer("english")
         self._index = bm25s.BM25()
-        texts = [f"{p.title} {p.title} {p.text}" for p in self._passages]
-        self._index.index(self._words(texts), show_progress=False)
+        words = self._words([f"{p.title} {p.title} {p.text}" for p in self._passages])
+        self._silent = not any(words)  # no passage says anything, which bm25s cannot index
+        if not self._silent:
+            self._index.index(words, show_progress=False)
 
     def search(self, queries: Sequence[str], k: int) -> list[SearchResult]:
         """At most `k` passages per query, best first; empty where nothing matches."""
         if not queries:
             return []
+        if self._silent:
+            return [[] for _ in queries]
         found, scores = self._index.retrieve(
             self._words(queries),
             k=min(k, len(self._passages)),

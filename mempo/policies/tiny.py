@@ -10,17 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import sqrt
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
+from mempo.agent.protocol import STORE_KINDS, SUMMARISE
+from mempo.config import AgentKind
+
 _BLOCKS = ("mem", "think", "tool_call", "answer", "information")
 _MORE_BLOCKS = ("summary", "facts", "query", "retrieved", "store")
 TAGS = [f"<{s}{t}>" for t in (*_BLOCKS, *_MORE_BLOCKS) for s in ("", "/")]
-_AGENTS = ["self_memory", "react", "truncation", "summary", "retrieval", "external"]
-_GLUE = [*_AGENTS, "summarise", "segments", "summaries", ";", "nothing", "done"]
+_GLUE = [*get_args(AgentKind), SUMMARISE, *STORE_KINDS, ";", "nothing", "done"]
 
 
 def tiny_tokenizer(words: Sequence[str]) -> Any:

@@ -340,3 +340,29 @@ def test_a_relative_folder_that_looks_like_a_setting_is_still_named_by_its_setti
     (tmp_path / "policy.v2" / "tokenizer.json").unlink()
     message = refused(load("test", overrides=["policy.model=policy.v2"]))
     assert message.startswith("policy.model: policy.v2 has no tokenizer.json")
+
+
+@pytest.mark.parametrize(
+    ("kind", "overrides", "setting"),
+    [
+        ("train", ["agent.kind=external"], "agent.kind"),
+        ("train", ["agent.prompt=full"], "agent.prompt"),
+        ("sft", ["sft.agents=[self_memory,external]", "sft.model=builtin:atlas-sft"], "sft.agents"),
+    ],
+)
+def test_words_that_the_policy_does_not_know_are_refused(kind, overrides, setting):
+    with pytest.raises(PreflightError, match=rf"^{setting}: the vocabulary of \S+ lacks words"):
+        preflight(load("demo", overrides=overrides), kind)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["agent.embedding_model=models/none"], "it has no effect with agent.kind self_memory"),
+        (["agent.kind=external", "agent.embedding_model=models/none"], "there is no folder"),
+    ],
+)
+def test_an_encoder_that_is_missing_or_useless_is_refused(overrides, said):
+    experiment = load("demo", overrides=["policy.model=tiny", *overrides])
+    with pytest.raises(PreflightError, match=rf"^agent\.embedding_model: {said}.*(BM25|leave)"):
+        preflight(experiment)

@@ -14,7 +14,7 @@ from mempo.agent.coldstart import (
 )
 from mempo.agent.protocol import head_ids, parse_step
 from mempo.agent.rollout import run_trajectories
-from mempo.config import Agent, Reward, Rollout, Sft, writes_memory
+from mempo.config import Agent, AgentKind, Reward, Rollout, Sft, writes_memory
 from mempo.draws import generator
 from mempo.environments.atlas import EMPTY_MEMORY, AtlasWorld
 from mempo.environments.experts import Script, ScriptedStep
@@ -213,3 +213,41 @@ def test_one_batch_teaches_several_agents(atlas: AtlasWorld, atlas_codec: Codec)
         *["react"] * 8,
     ]  # fmt: skip
     assert set(kinds[40:]) <= {"self_memory", "react"} and len(kinds) == 64
+
+
+def test_the_history_of_the_self_memory_agent_is_no_setting_of_the_others(
+    atlas: AtlasWorld, atlas_codec: Codec
+) -> None:
+    for kind in ("external", "summary", "truncation", "retrieval"):
+        plain = Agent.model_validate({"kind": kind, "prompt": "short"})
+        script = expert(atlas, plain)
+        whole = plain.model_copy(update={"history": "all"})
+        assert script_rows(atlas_codec, whole, script) == script_rows(atlas_codec, plain, script)
+
+
+@pytest.mark.parametrize(("agents", "react"), [(("external",), 0), (("react",), 64)])
+def test_without_a_memory_nothing_is_calibrated(
+    atlas: AtlasWorld, atlas_codec: Codec, agents: tuple[AgentKind, ...], react: int
+) -> None:
+    agent = Agent(prompt="short", kind=agents[0])
+    settings = Sft(batch_size=64, agents=agents)
+    rows = atlas_batch(atlas, atlas_codec, agent, settings, key=(0,), progress=1.0)
+    kinds = [atlas_codec.text(row.ids).split()[0] for row in rows]
+    assert (len(kinds), kinds.count("react")) == (64, react)
+    ends = {atlas_codec.text(row.ids[-1:]).strip() for row in rows}
+    assert ends <= {"</answer>", "</tool_call>", "</query>"}  # each row is of an expert's steps
+
+
+def test_calibration_has_the_form_of_the_memories_that_are_scored(
+    atlas: AtlasWorld, atlas_codec: Codec
+) -> None:
+    agent = Agent(prompt="short", kind="summary", grains=2)
+    settings = Sft(batch_size=96, agents=("self_memory", "summary"))
+    rows = atlas_batch(atlas, atlas_codec, agent, settings, key=(0,), progress=1.0)
+    texts = [atlas_codec.text(row.ids) for row in rows[48:]]  # all of calibration
+    memories = [t for t in texts if "</mem> <answer>" in t or "</mem><answer>" in t]
+    assert {t.split()[0] for t in memories} == {"self_memory", "summary"}
+    inside = [t.split("<mem>")[-1].split("</mem>")[0] for t in memories]
+    assert {("summary" in m, "facts" in m) for m in inside} == {
+        (True, True), (True, False), (False, True)
+    }  # fmt: skip

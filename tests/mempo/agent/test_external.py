@@ -86,7 +86,8 @@ def test_a_store_is_empty_until_something_left_the_context(
         ("", "<think>a</think><answer>The <query>segments river</query>", "query", True),
         ("<think>a</think><answer>The ", "Seine</answer>", "answer", True),
         ("", "<think>a</think> <query>segments river</query>", "query", True),
-        ("", "<query>segments river</query>", "query", False),  # no thought was opened
+        ("", "<query>segments river</query>", "query", True),  # its very first token
+        ("", "I ask <query>segments river</query>", "query", False),  # no thought was opened
         ("", "<think>a <query>river</query>", "query", False),  # names no kind
         ("", "<think>a <query>segments </query>", "query", False),  # asks for nothing
         ("", "<think>a <think>b <query>segments river</query>", "query", False),

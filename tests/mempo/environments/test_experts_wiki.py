@@ -209,3 +209,17 @@ def test_calibration_pairs_go_from_the_right_memory_to_the_empty_one():
         assert set(memories[1:]) - {EMPTY_MEMORY} <= partial
         assert set(memories) & partial
         assert len(set(memories)) == len(memories)
+
+
+def test_what_a_summary_agent_still_sees_is_not_lost() -> None:
+    """Two hops and no summary before the answer: nothing was forgotten, however sloppy."""
+    steps = steps_of(TWO, sloppy=1.0, drop=1.0, miss=1.0, agent=Agent(kind="summary"))
+    assert [s.memory for s in steps] == [None] * len(steps)
+    assert steps[-1].think == "I can answer."
+    every = steps_of(
+        BOTH, sloppy=1.0, drop=1.0, miss=1.0, agent=Agent(kind="summary", summary_every=2)
+    )
+    assert [s.memory is not None for s in every] == [
+        n > 0 and n % 2 == 0 for n in range(len(every))
+    ]
+    assert every[2].memory == "nothing yet"

@@ -124,3 +124,10 @@ def test_the_bare_question_finds_one_supporting_passage_but_rarely_all(wiki):
     # Several searches are needed, and so a memory.
     assert one / len(questions) > 0.89
     assert every / len(questions) < 0.57
+
+
+def test_passages_that_say_nothing_are_never_found() -> None:
+    """bm25s cannot index them, and an own tool may return an empty text."""
+    silent = Bm25Retriever([Passage("1", "", ""), Passage("2", "", "the ; -")])
+    assert silent.search(["river", ""], 2) == [[], []]
+    assert Bm25Retriever([]).search(["river"], 1) == [[]]
