@@ -39,7 +39,8 @@ def ablate(study: Study, resume: str = "", command: str = "") -> AblationResult:
     """Run every child of a study; `cluster.parallel` of them side by side.
 
     A failed child is reported and the others go on; only if all fail the flow fails. What is cut
-    off can go on: children that are FINISHED with the same configuration are taken over.
+    off can go on: children that are FINISHED with the same configuration, and the same functions
+    of one's own, are taken over.
 
     Args:
         study: what to run.

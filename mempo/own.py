@@ -136,6 +136,11 @@ def digest(setting: Setting, path: str) -> str:
     return sha256(Path(file).read_bytes()).hexdigest() if file else "unknown"
 
 
+def digests(experiment: Experiment) -> dict[Setting, str]:
+    """`digest` of every function that an experiment names. Raises as `load` does."""
+    return {setting: digest(setting, path) for setting, path in functions(experiment).items()}
+
+
 def _misfit(function: object, wanted: tuple[str, ...]) -> str:
     """What is wrong with a function that is to be called with `wanted`; "" where nothing is."""
     if not callable(function):

@@ -117,6 +117,9 @@ def test_only_the_paths_that_are_set_are_looked_at(module: Callable[..., str]) -
 def test_the_digest_is_of_the_module_s_file(module: Callable[..., str]) -> None:
     path = f"{module()}:reward"
     assert own.digest("reward.function", path) == sha256(MODULE.encode()).hexdigest()
+    named = Experiment(reward=Reward(function=path))
+    assert own.digests(named) == {"reward.function": own.digest("reward.function", path)}
+    assert own.digests(Experiment()) == {}
 
 
 def test_what_a_function_raises_names_it_and_the_question(module: Callable[..., str]) -> None:
