@@ -1,6 +1,6 @@
 """From trajectories to credit: scores and advantages of every step of an iteration.
 
-A^T_i     = (R_i - mean_j R_j) / std_j R_j          R_i   = task reward + gain bonus
+A^T_i     = (R_i - mean_j R_j) / std_j R_j          R_i   = task reward + max(gain, 0) x bonus
 A^M_{i,t} = (R^M_{i,t} - mean R^M) / std R^M        R^M   = P(answer | memory) - eps - cost
 A_k       = A^T_i + w A^M_{i,t} on memory tokens    (`token_advantages`, w: `memory_weight`)
 """
@@ -67,7 +67,8 @@ def assign_credit(
 
     `score` False leaves P(answer | .) out (NaN), A^M at 0 and the gain bonus too; `full` asks for
     P(answer | full history) where A^M would do without. A^M is 0 where its weight is 0 in every
-    iteration. With two `grains` each is scored alone, has an advantage in the group of its like,
+    iteration. A loss of P(answer | memory) costs nothing: with a bonus below 0 a rollout that does
+    nothing would earn more than one that tried. With two `grains` each is scored alone, has an advantage in the group of its like,
     and takes the place of A^M on its tokens. scale: of A^T (`reward.scale`). A rollout without a
     reward (NaN) was rejected: it shifts no mean and no standard deviation, of memories neither,
     and both its advantages are 0. Trajectories of a question have to stand together, as the agent
@@ -84,7 +85,7 @@ def assign_credit(
     credit = Credit()
     flat, bonuses = 0, []
     for group, scored in zip(by_question, scores, strict=True):
-        bonus = [settings.gain_bonus * gain([p for p, _ in steps]) for steps in scored]
+        bonus = [settings.gain_bonus * max(gain([p for p, _ in s]), 0.0) for s in scored]
         r_traj = [t.reward + b for t, b in zip(group, bonus, strict=True)]
         size = _largest(scored)
         a_traj = trajectory_advantage(r_traj, scale, magnitude=settings.gain_bonus * size)
