@@ -169,3 +169,16 @@ def test_a_child_that_other_code_made_is_not_taken_over(record, stand_in, tmp_pa
     file.write_text("def paid(trajectory):\n    return 1.0\n")
     run_children(study(*kids), record)
     assert [name for name, _ in again.began] == ["a seed 1"]
+
+
+def test_the_work_of_a_run_counts_every_pass_of_its_evaluations():
+    # 4 iterations of 2 x 3 trajectories, three times each; before and after, 1 x 5 questions.
+    sizes = ["iterations=4", "rollout.questions=2", "rollout.group_size=3"]
+    sizes += ["evaluate.objectives=[1]", "evaluate.questions=5"]
+
+    def work(*overrides: str) -> float:
+        return children._work(load("test", overrides=[*sizes, *overrides]))
+
+    assert work("evaluate.sampled=false", "evaluate.passes=4") == 72 + 10
+    assert work() == 72 + 10 * 2
+    assert work("evaluate.passes=4") == 72 + 10 * 5
