@@ -217,7 +217,9 @@ class Reward(Settings):
     """The reward of a whole trajectory."""
 
     answer: Literal["em", "f1"] = Field(
-        default="em", description="Exact match or word F1, averaged over objectives."
+        default="em",
+        description="Exact match or word F1, averaged over objectives. What 'succeeded' for DPO's "
+        "pairs and memory.only_success is exact match of all of them either way.",
     )
     format_bonus: float = Field(
         default=0.0,
@@ -227,7 +229,8 @@ class Reward(Settings):
     function: str = Field(
         default="",
         description="Your own reward, 'my_pkg.mod:name': (trajectory) -> float in place of "
-        "`answer` and `format_bonus`; NaN rejects the rollout (docs/own.md). Empty: theirs.",
+        "`answer` and `format_bonus`; NaN rejects the rollout (docs/own.md). DPO's pairs and "
+        "memory.only_success still ask for every objective exactly right. Empty: theirs.",
     )
     scale: Literal["std", "none"] = Field(
         default="std",
