@@ -18,7 +18,7 @@ from mempo import own
 from mempo.agent.protocol import GRAINS
 from mempo.config import Memory
 from mempo.credit.advantage import memory_advantage, trajectory_advantage
-from mempo.credit.scoring import LogProbs, score_questions
+from mempo.credit.scoring import LogProbs, score_aliases
 from mempo.policies.codec import Codec
 from mempo.records import groups
 from mempo.types import Trajectory
@@ -78,8 +78,11 @@ def assign_credit(
     full = full or settings.needs_history
     if score:
         pairs = [(g[0].question, [t.steps for t in g]) for g in by_question]
-        scores = score_questions(codec, pairs, logprobs, full=full)
+        found = score_aliases(codec, pairs, logprobs, full=full)
+        scores = [[[step[:2] for step in steps] for steps in g] for g in found]
+        aliases = [[[alias for *_, alias in steps] for steps in g] for g in found]
     else:
+        aliases = []
         scores = [[[(nan, nan) for _ in t.steps] for t in g] for g in by_question]
 
     credit = Credit()
@@ -104,7 +107,7 @@ def assign_credit(
             credit.gain_bonus += [bonus[i]] * len(steps)
     if score and grains == 2:
         for grain in range(2):
-            _assign_grain(credit, codec, by_question, scores, logprobs, settings, grain)
+            _assign_grain(credit, codec, by_question, scores, aliases, logprobs, settings, grain)
     credit.zero_std = flat / max(len(by_question), 1)
     credit.mean_gain_bonus = sum(bonuses) / max(len(bonuses), 1)
     return credit
@@ -115,13 +118,18 @@ def _assign_grain(
     codec: Codec,
     by_question: Sequence[Sequence[Trajectory]],
     whole: Sequence[Sequence[Scores]],
+    aliases: Sequence[Sequence[Sequence[int]]],
     logprobs: LogProbs,
     settings: Memory,
     grain: int,
 ) -> None:
-    """Scores and advantages of one part of a two-grain memory; eps is that of the whole."""
+    """Scores and advantages of one part of a two-grain memory.
+
+    eps is that of the whole memory, so the alias that the whole memory chose is scored, too.
+    """
     pairs = [(g[0].question, [t.steps for t in g]) for g in by_question]
-    parts = score_questions(codec, pairs, logprobs, full=False, grain=grain)
+    found = score_aliases(codec, pairs, logprobs, full=False, grain=grain, aliases=aliases)
+    parts = [[[step[:2] for step in steps] for steps in g] for g in found]
     credit.p_grains.append([])
     credit.adv_grains.append([])
     for group, part, scored in zip(by_question, parts, whole, strict=True):
