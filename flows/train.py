@@ -107,8 +107,8 @@ def _warnings(metrics: dict[str, float]) -> list[str]:
         )
     if metrics.get("loss/pairs") == 0:
         lines.append(
-            "nothing was trained, for DPO found no pair: one of a pair gets every objective exactly "
-            "right in good form, whatever the reward is; ask fewer objectives "
+            "nothing was trained, for DPO found no pair: the better one has to get every objective "
+            "exactly right in good form, whatever the reward is; ask fewer objectives "
             "(environment.objectives), raise rollout.group_size or set rollout.resample"
         )
     return lines

@@ -198,9 +198,9 @@ class Rollout(Settings):
         ge=0,
         description="At most so many extra rounds an iteration, in which groups of equal rewards "
         "(DPO: groups without a pair) are replaced by groups of fresh questions; what is still "
-        "without signal then stays. With "
-        "a positive memory.weight such a group still trains its memories: 0 keeps it. Thrown-away "
-        "rollouts count in costs and reward metrics, and are not in the rollout file.",
+        "without signal then stays. With a positive memory.weight such a group still trains its "
+        "memories: 0 keeps it. Thrown-away rollouts count in costs and reward metrics, and are not "
+        "in the rollout file.",
     )
 
     @model_validator(mode="after")
@@ -322,10 +322,10 @@ class Loss(Settings):
     policy: Literal["ppo_clip", "gspo", "cispo", "dpo"] = Field(
         default="ppo_clip",
         description="'ppo_clip': clipped ratio of each token. 'gspo': of each step, the geometric "
-        "mean over its tokens, in a far narrower clip range. 'cispo': "
-        "no token loses its gradient; its ratio is only a weight, capped at 1 + clip_high. 'dpo': "
-        "no advantages; in each group, trajectories that got every objective exactly right in good "
-        "form are preferred to ones that earned less, or that asked their store more often.",
+        "mean over its tokens, in a far narrower clip range. 'cispo': no token loses its gradient; "
+        "its ratio is only a weight, capped at 1 + clip_high. 'dpo': no advantages; in each group, "
+        "trajectories that got every objective exactly right in good form are preferred to ones "
+        "that earned less, or that asked their store more often.",
     )
     beta: float = Field(
         default=0.1, gt=0.0, description="DPO: how strongly it is held to the start policy."
@@ -365,8 +365,9 @@ class Loss(Settings):
     importance: Literal["none", "truncated"] = Field(
         default="none",
         description="'truncated' weighs each token of the policy term (not of KL and entropy) by "
-        "min(pi_old / mu, `importance_cap`), mu as the sampler reports it: for an engine whose log-probs differ from the learner's, or with "
-        "top_k or top_p, where the whole distribution is then trained. Audit bounds still hold.",
+        "min(pi_old / mu, `importance_cap`), mu as the sampler reports it: for an engine whose "
+        "log-probs differ from the learner's, or with top_k or top_p, where the whole distribution "
+        "is then trained. Audit bounds still hold.",
     )
     importance_cap: float = Field(
         default=2.0, gt=0.0, description="Upper bound of the weight of importance 'truncated'."

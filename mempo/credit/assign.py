@@ -67,12 +67,12 @@ def assign_credit(
 
     `score` False leaves P(answer | .) out (NaN), A^M at 0 and the gain bonus too; `full` asks for
     P(answer | full history) where A^M would do without. A^M is 0 where its weight is 0 in every
-    iteration. A loss of P(answer | memory) costs nothing: with a bonus below 0 a rollout that does
-    nothing would earn more than one that tried. With two `grains` each is scored alone, has an advantage in the group of its like,
-    and takes the place of A^M on its tokens. scale: of A^T (`reward.scale`). A rollout without a
-    reward (NaN) was rejected: it shifts no mean and no standard deviation, of memories neither,
-    and both its advantages are 0. Trajectories of a question have to stand together, as the agent
-    loop returns them.
+    iteration. The gain bonus is never below 0: else a rollout that does nothing would earn more
+    than one that lost what it knew. With two `grains` each is scored alone, has an advantage in
+    the group of its like, and takes the place of A^M on its tokens. scale: of A^T
+    (`reward.scale`). A rollout without a reward (NaN) was rejected: it shifts no mean and no
+    standard deviation, of memories neither, and both its advantages are 0. Trajectories of a
+    question have to stand together, as the agent loop returns them.
     """
     by_question = groups(trajectories)
     full = full or settings.needs_history

@@ -72,7 +72,7 @@ def naive_crossed(values: np.ndarray, resamples: int, level: float) -> tuple[flo
 
 def over_questions(values: ArrayLike, **settings: Any) -> Interval:
     """The interval of one seed."""
-    return crossed_interval([values], **settings)
+    return crossed_interval(np.asarray(values)[None], **settings)
 
 
 def test_the_bootstrap_of_two_values_by_hand():
