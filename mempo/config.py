@@ -401,7 +401,7 @@ class Loss(Settings):
         """(low, high): the ratio is clipped to 1 - low .. 1 + high.
 
         Where `clip` is 0 they are the policy's own: 0.2 both (PPO), or for a ratio a sequence
-        3e-4 and 4e-4 (GSPO, arXiv 2507.18071, section 5.1).
+        3e-4 and 4e-4 (GSPO, arXiv 2507.18071).
         """
         if self.clip > 0:
             low = high = self.clip
