@@ -74,7 +74,7 @@ def load(
 
 
 def flatten(experiment: Experiment) -> dict[str, object]:
-    """Every setting by its dotted name, e.g. {'loss.clip': 0.2, ...}; tuples become lists."""
+    """Every setting by its dotted name, e.g. {'loss.kl': 0.0, ...}; tuples become lists."""
     flat: dict[str, object] = {}
     for key, value in experiment.model_dump(mode="json").items():
         if isinstance(value, dict):

@@ -39,7 +39,8 @@ def ablate(study: Study, resume: str = "", command: str = "") -> AblationResult:
     """Run every child of a study; `cluster.parallel` of them side by side.
 
     A failed child is reported and the others go on; only if all fail the flow fails. What is cut
-    off can go on: children that are FINISHED with the same configuration are taken over.
+    off can go on: children that are FINISHED with the same configuration, and the same functions
+    of one's own, are taken over.
 
     Args:
         study: what to run.
@@ -115,5 +116,8 @@ def _best(study: Study, done: dict[str, RunResult]) -> tuple[list[str], list[str
         chosen += by_variant[best]
         if len(means) > 1:
             listed = ", ".join(f"{v} {m:.3f}" for v, m in means.items())
-            notes.append(f"{method} is {best}, the best by {key}: {listed}")
+            notes.append(
+                f"{method} is {best}, the best by {key}: {listed}; chosen on the very questions "
+                "that are reported, which flatters it"
+            )
     return chosen, notes

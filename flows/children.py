@@ -108,5 +108,5 @@ def _work(experiment: Experiment) -> float:
     evaluations = 1 + (e.before and experiment.iterations > 0)
     if e.every and experiment.iterations:
         evaluations += (experiment.iterations - 1) // e.every
-    measured = evaluations * len(e.objectives) * e.questions * (1 + e.sampled)
+    measured = evaluations * len(e.objectives) * e.questions * (1 + e.sampled * e.passes)
     return 3 * experiment.iterations * r.questions * r.group_size + measured

@@ -1,15 +1,16 @@
-"""Probe of the memory advantage: every setting of `memory` that was changed has an effect."""
+"""Probe of the credit: every setting of `memory` and `reward` that was changed has an effect."""
 
 from __future__ import annotations
 
-from mempo.config import Experiment, Memory
+from mempo.config import Experiment, Memory, Reward
 
 
 def check_memory(experiment: Experiment) -> str:
     """What the memory advantage of a training run will be.
 
-    `memory.weight`, `reward` and `group` stand in presets that runs without a memory share, so
-    only settings that are off by default are asked for.
+    `memory.weight`, `reward` and `group` stand in presets that runs without a memory or with DPO
+    share, so only settings that are off by default are asked for. `memory.function` may stand
+    beside weight 0, so that one setting is enough to leave A^M out of a comparison.
 
     Raises:
         ValueError: a setting that is on would be ignored; names it and the cure.
@@ -17,10 +18,15 @@ def check_memory(experiment: Experiment) -> str:
 
     settings = experiment.memory
     remembers = experiment.agent.remembers
+    options = ("function", "schedule", "only_success", "length_cost", "gain_bonus")
     if not remembers:
-        agent = f"agent.kind {experiment.agent.kind} writes no <mem>"
-        _refuse(settings, ("schedule", "only_success", "length_cost", "gain_bonus"), agent)
-    elif not settings.trained:
+        _refuse(settings, options, f"agent.kind {experiment.agent.kind} writes no <mem>")
+    prefers = experiment.loss.policy == "dpo"
+    if prefers:
+        reason = "loss.policy dpo has no advantages, it prefers by the reward alone"
+        _refuse(settings, options, reason)
+        _refuse(experiment.reward, ("scale",), reason)
+    elif remembers and not settings.trained:
         _refuse(settings, ("only_success", "length_cost"), "the weight of A^M is 0 (memory.weight)")
     if settings.schedule == "constant":
         _refuse(settings, ("final_weight",), "memory.schedule is constant")
@@ -30,6 +36,8 @@ def check_memory(experiment: Experiment) -> str:
         _refuse(settings, ("epsilon",), "memory.reward is contrast")
     if not remembers:
         return f"no memory advantage: agent.kind is {experiment.agent.kind}"
+    if prefers:
+        return "no memory advantage: loss.policy is dpo, P(answer | memory) is only monitored"
     of = f" of {settings.function}" if settings.function else ""
     if settings.schedule == "constant":
         return f"A^M{of} of weight {settings.weight:g}"
@@ -37,13 +45,14 @@ def check_memory(experiment: Experiment) -> str:
     return f"A^M{of} of weight {weight}"
 
 
-def _refuse(settings: Memory, names: tuple[str, ...], reason: str) -> None:
+def _refuse(settings: Memory | Reward, names: tuple[str, ...], reason: str) -> None:
+    section = "memory" if isinstance(settings, Memory) else "reward"
     for name in names:
-        value, default = getattr(settings, name), Memory.model_fields[name].default
+        value, default = getattr(settings, name), type(settings).model_fields[name].default
         if value != default:
             raise ValueError(
-                f"memory.{name}: {_text(value)} would have no effect, because {reason}; change "
-                f"that, or set memory.{name}={_text(default)}"
+                f"{section}.{name}: {_text(value)} would have no effect, because {reason}; change "
+                f"that, or set {section}.{name}={_text(default)}"
             )
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from conf.load import NOT_HASHED, flatten, sha256
 from conf.study import Child, Study
+from mempo import own
 from mempo.config import Experiment
 from tasks import records
 from tasks.connection import OUTAGE, first_line
@@ -23,7 +24,11 @@ AUTO = "auto"
 
 
 def plan_of(study: Study) -> dict[str, Any]:
-    """What decides a study's results, as JSON: per child its label, origin and settings."""
+    """What decides a study's results, as JSON: per child its label, origin and settings.
+
+    A function of one's own stands there twice: by its path and, as '<setting> (code)', by the
+    sha256 of its file. Raises ValueError where it cannot be loaded.
+    """
     return {
         "study": study.name,
         "best": asdict(study.best) if study.best else None,
@@ -36,6 +41,7 @@ def plan_of(study: Study) -> dict[str, Any]:
                     for name, value in flatten(child.experiment).items()
                     if name.partition(".")[0] not in NOT_HASHED
                 },
+                **{f"{name} (code)": code for name, code in own.digests(child.experiment).items()},
             }
             for child in study.children
         },
@@ -56,16 +62,22 @@ def child_tags(child: Child) -> dict[str, str]:
     return {"mempo.variant": child.variant, "mempo.start": child.start}
 
 
-def place(child: Child, experiment: Experiment) -> tuple[str, str, str, str]:
-    """What a run must agree in to stand for `child`, `experiment` being what the child runs."""
-    return child.variant, child.start, str(child.seed), sha256(experiment)
+def place(child: Child, experiment: Experiment) -> tuple[str, ...]:
+    """What a run must agree in to stand for `child`, `experiment` being what the child runs.
+
+    Variant, start, seed and sha256 of the configuration, then a sha256 a function of one's own
+    ('' where there is none): a run made by other code is another run.
+    """
+    code = own.digests(experiment)
+    each = (code.get(setting, "") for setting in own.PARAMETERS)
+    return child.variant, child.start, str(child.seed), sha256(experiment), *each
 
 
-def place_of(run: RunInfo) -> tuple[str, str, str, str]:
+def place_of(run: RunInfo) -> tuple[str, ...]:
     """`place` as the tags of a run tell it."""
     names = ("mempo.variant", "mempo.start", "mempo.seed", "mempo.config_sha256")
-    variant, start, seed, config = (run.tags.get(name, "") for name in names)
-    return variant, start, seed, config
+    code = (f"mempo.own.{setting}" for setting in own.PARAMETERS)
+    return tuple(run.tags.get(name, "") for name in (*names, *code))
 
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:

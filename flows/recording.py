@@ -96,7 +96,7 @@ def recorded(
             "mempo.seed": str(experiment.seed),
             "mempo.config_sha256": sha256(experiment),
             **flow_run_id,
-            **{f"mempo.own.{s}": own.digest(s, p) for s, p in own.functions(experiment).items()},
+            **{f"mempo.own.{s}": code for s, code in own.digests(experiment).items()},
             **(tags or {}),
         },
         parent=parent or None,

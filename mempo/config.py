@@ -197,9 +197,10 @@ class Rollout(Settings):
         default=0,
         ge=0,
         description="At most so many extra rounds an iteration, in which groups of equal rewards "
-        "are replaced by groups of fresh questions; what is still without signal then stays. With "
-        "a positive memory.weight such a group still trains its memories: 0 keeps it. Thrown-away "
-        "rollouts count in costs and reward metrics, and are not in the rollout file.",
+        "(DPO: groups without a pair) are replaced by groups of fresh questions; what is still "
+        "without signal then stays. With a positive memory.weight such a group still trains its "
+        "memories: 0 keeps it. Thrown-away rollouts count in costs and reward metrics, and are not "
+        "in the rollout file.",
     )
 
     @model_validator(mode="after")
@@ -216,7 +217,9 @@ class Reward(Settings):
     """The reward of a whole trajectory."""
 
     answer: Literal["em", "f1"] = Field(
-        default="em", description="Exact match or word F1, averaged over objectives."
+        default="em",
+        description="Exact match or word F1, averaged over objectives. What 'succeeded' for DPO's "
+        "pairs and memory.only_success is exact match of all of them either way.",
     )
     format_bonus: float = Field(
         default=0.0,
@@ -226,7 +229,8 @@ class Reward(Settings):
     function: str = Field(
         default="",
         description="Your own reward, 'my_pkg.mod:name': (trajectory) -> float in place of "
-        "`answer` and `format_bonus`; NaN rejects the rollout (docs/own.md). Empty: theirs.",
+        "`answer` and `format_bonus`; NaN rejects the rollout (docs/own.md). DPO's pairs and "
+        "memory.only_success still ask for every objective exactly right. Empty: theirs.",
     )
     scale: Literal["std", "none"] = Field(
         default="std",
@@ -274,7 +278,8 @@ class Memory(Settings):
     only_success: bool = Field(
         default=False,
         description="A^M only in trajectories that succeeded (well formed, every objective "
-        "exactly right); the others have A^M 0 and no part in the group's mean.",
+        "exactly right, whatever reward.answer or reward.function pays); the others have A^M 0 "
+        "and no part in the group's mean.",
     )
     length_cost: float = Field(
         default=0.0,
@@ -285,7 +290,7 @@ class Memory(Settings):
         default=0.0,
         ge=0.0,
         description="Intrinsic bonus beside the task reward: times the gain of P(answer | memory) "
-        "from a trajectory's first memory to its last; 0 is off.",
+        "from a trajectory's first memory to its last, never below 0; 0 is off.",
     )
     score_every: Positive = Field(
         default=1,
@@ -317,16 +322,20 @@ class Loss(Settings):
     policy: Literal["ppo_clip", "gspo", "cispo", "dpo"] = Field(
         default="ppo_clip",
         description="'ppo_clip': clipped ratio of each token. 'gspo': of each step, the geometric "
-        "mean over its tokens; set clip far lower (the paper: clip 3e-4, clip_high 4e-4). 'cispo': "
-        "no token loses its gradient; its ratio is only a weight, capped at 1 + clip_high. 'dpo': "
-        "no advantages; in each group, trajectories that did well are preferred to ones that did "
-        "not, or that asked their store more often.",
+        "mean over its tokens, in a far narrower clip range. 'cispo': no token loses its gradient; "
+        "its ratio is only a weight, capped at 1 + clip_high. 'dpo': no advantages; in each group, "
+        "trajectories that got every objective exactly right in good form are preferred to ones "
+        "that earned less, or that asked their store more often.",
     )
     beta: float = Field(
         default=0.1, gt=0.0, description="DPO: how strongly it is held to the start policy."
     )
     clip: float = Field(
-        default=0.2, gt=0.0, lt=1.0, description="Clip range of the ratio: 1 - clip to 1 + clip."
+        default=0.0,
+        ge=0.0,
+        lt=1.0,
+        description="Clip range of the ratio: 1 - clip to 1 + clip. 0: the policy's own, 0.2 for "
+        "'ppo_clip' and 'cispo'; for 'gspo' 3e-4, and 4e-4 upwards.",
     )
     clip_high: float = Field(
         default=0.0,
@@ -355,9 +364,10 @@ class Loss(Settings):
     )
     importance: Literal["none", "truncated"] = Field(
         default="none",
-        description="'truncated' weighs each token by min(pi_old / mu, `importance_cap`), mu as "
-        "the sampler reports it: for an engine whose log-probs differ from the learner's, or with "
-        "top_k or top_p, where the whole distribution is then trained. Audit bounds still hold.",
+        description="'truncated' weighs each token of the policy term (not of KL and entropy) by "
+        "min(pi_old / mu, `importance_cap`), mu as the sampler reports it: for an engine whose "
+        "log-probs differ from the learner's, or with top_k or top_p, where the whole distribution "
+        "is then trained. Audit bounds still hold.",
     )
     importance_cap: float = Field(
         default=2.0, gt=0.0, description="Upper bound of the weight of importance 'truncated'."
@@ -365,11 +375,19 @@ class Loss(Settings):
 
     @model_validator(mode="after")
     def _fits(self) -> Loss:
-        ignored = {"kl": self.kl > 0, "entropy": self.entropy > 0, "importance": self.corrected}
+        ignored = {
+            "clip": self.clip > 0,
+            "clip_high": self.clip_high > 0,
+            "kl": self.kl > 0,
+            "entropy": self.entropy > 0,
+            "aggregation": self.aggregation != "trajectory_mean",
+            "importance": self.corrected,
+        }
         for name in (n for n, on in ignored.items() if on and self.policy == "dpo"):
             raise ValueError(
-                f"loss.{name} is set, but loss.policy 'dpo' has its own pull to the start policy "
-                "(loss.beta) and no ratios; leave it out"
+                f"loss.{name} is set, but loss.policy 'dpo' compares whole trajectories: it has "
+                "its own pull to the start policy (loss.beta), no ratios and no weights of "
+                "tokens; leave it out"
             )
         return self
 
@@ -377,6 +395,19 @@ class Loss(Settings):
     def corrected(self) -> bool:
         """Whether tokens are weighted for what the sampler drew them from."""
         return self.importance == "truncated"
+
+    @property
+    def clip_range(self) -> tuple[float, float]:
+        """(low, high): the ratio is clipped to 1 - low .. 1 + high.
+
+        Where `clip` is 0 they are the policy's own: 0.2 both (PPO), or for a ratio a sequence
+        3e-4 and 4e-4 (GSPO, arXiv 2507.18071).
+        """
+        if self.clip > 0:
+            low = high = self.clip
+        else:
+            low, high = (3e-4, 4e-4) if self.policy == "gspo" else (0.2, 0.2)
+        return low, self.clip_high or high
 
     @property
     def needs_reference(self) -> bool:
@@ -580,7 +611,19 @@ class Experiment(Settings):
                 f"evaluate.memory_weight is set, but agent.kind '{self.agent.kind}' writes no "
                 "memory; leave it out"
             )
+        if self.rollout.resample and self.memory.gain_bonus > 0:
+            raise ValueError(
+                "rollout.resample replaces groups of equal rewards as soon as they are sampled, "
+                "but memory.gain_bonus adds to rewards only after scoring; set one of them to 0"
+            )
         return self
+
+    @property
+    def credited_memory(self) -> Memory:
+        """`memory` as the loss uses it: DPO knows no advantages, A^M has weight 0 in it."""
+        if self.loss.policy != "dpo":
+            return self.memory
+        return self.memory.model_copy(update={"weight": 0.0, "schedule": "constant"})
 
     @property
     def algorithm(self) -> Literal["grpo", "mempo", "dpo"]:

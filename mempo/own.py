@@ -110,20 +110,37 @@ def numbers(setting: Setting, path: str, where: str, values: Any, count: int) ->
     None is no number: a function that forgets to return would else reject every rollout.
 
     Raises:
-        ValueError: another count, or a value that is no number or is infinite.
+        ValueError: another count, or a value that is no number, infinite or beyond a float.
     """
-    found = list(values) if isinstance(values, Iterable) else [values]
+    try:
+        found = list(values) if isinstance(values, Iterable) else [values]
+    except Exception as error:  # an array without a dimension, or the user's own iterator
+        raise ValueError(
+            f"{setting}: {path} returned a {type(values).__name__} that cannot be read on {where} "
+            f"({_reason(error)}); return {'a float' if count == 1 else f'a list of {count} floats'}"
+        ) from error
     if len(found) != count:
         raise ValueError(
             f"{setting}: {path} returned {len(found)} values on {where}; return {count}"
         )
+    read: list[float] = []
     for value in found:
-        if not isinstance(value, Real | np.bool_) or isinf(value):
+        told = ""
+        if not isinstance(value, Real | np.bool_):
+            told = " ".join(repr(value).split())
+        else:
+            try:
+                read.append(float(value))
+            except OverflowError:
+                told = f"an {type(value).__name__} that no float can hold"
+            else:
+                told = repr(value) if isinf(read[-1]) else ""
+        if told:
             raise ValueError(
-                f"{setting}: {path} returned {value!r} on {where}; return finite numbers, or NaN "
+                f"{setting}: {path} returned {told} on {where}; return finite numbers, or NaN "
                 "for none"
             )
-    return [float(value) for value in found]
+    return read
 
 
 def digest(setting: Setting, path: str) -> str:
@@ -134,6 +151,11 @@ def digest(setting: Setting, path: str) -> str:
     load(setting, path)
     file = getattr(sys.modules[path.partition(":")[0]], "__file__", None)
     return sha256(Path(file).read_bytes()).hexdigest() if file else "unknown"
+
+
+def digests(experiment: Experiment) -> dict[Setting, str]:
+    """`digest` of every function that an experiment names. Raises as `load` does."""
+    return {setting: digest(setting, path) for setting, path in functions(experiment).items()}
 
 
 def _misfit(function: object, wanted: tuple[str, ...]) -> str:

@@ -86,7 +86,7 @@ class Sampler:
         Metrics are of all that was sampled, also of what `rollout.resample` threw away: its tokens
         were paid for, and rewards of the kept groups alone would show a selection.
         """
-        from mempo.credit.resample import resample
+        from mempo.credit.resample import has_pair, has_signal, resample
         from mempo.environments.atlas import facts_of
         from mempo.evaluation.memory_quality import fact_quality
         from mempo.evaluation.metrics import rollout_metrics
@@ -111,6 +111,7 @@ class Sampler:
             lambda number, count: ask(count, "resample", number),
             run,
             rounds=e.rollout.resample,
+            signal=has_pair if e.loss.policy == "dpo" else has_signal,
         )
         write_rollouts(path, kept)
         every = [*kept, *thrown]
@@ -180,7 +181,8 @@ class Learner:
             load_model(experiment.policy, self.codec, seed=experiment.seed),
             self.codec,
             experiment.learner,
-            reference=experiment.loss.needs_reference,
+            # A copy of the model, which only training reads.
+            reference=experiment.loss.needs_reference and experiment.iterations > 0,
         )
 
     @_stage
@@ -191,7 +193,7 @@ class Learner:
         from mempo.evaluation.memory_quality import scored_quality
         from mempo.records import read_rollouts, write_rollouts
 
-        memory = self.experiment.memory
+        memory = self.experiment.credited_memory
         trajectories, _ = read_rollouts(path)
         before = self.learner.tokens
         due = scoring(memory, iteration)

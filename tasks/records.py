@@ -155,23 +155,6 @@ def param_text(value: object) -> str:
     return text if len(text) <= PARAM_CHARACTERS else text[: PARAM_CHARACTERS - 3] + "..."
 
 
-def status_of(state: str) -> RunStatus:
-    """MLflow's status for the name or type of a Prefect flow run's final state.
-
-    Raises:
-        ValueError: the state is not final, or not one of Prefect's.
-    """
-    match state.lower():
-        case "completed" | "cached":
-            return "FINISHED"
-        case "failed" | "crashed" | "timedout":
-            return "FAILED"
-        case "cancelled" | "cancelling":
-            return "KILLED"
-        case _:
-            raise ValueError(f"the Prefect state '{state}' does not end a run")
-
-
 def git_commit() -> str:
     """The commit of the checkout this file belongs to, '-dirty' where tracked files differ.
 

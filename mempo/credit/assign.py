@@ -1,6 +1,6 @@
 """From trajectories to credit: scores and advantages of every step of an iteration.
 
-A^T_i     = (R_i - mean_j R_j) / std_j R_j          R_i   = task reward + gain bonus
+A^T_i     = (R_i - mean_j R_j) / std_j R_j          R_i   = task reward + max(gain, 0) x bonus
 A^M_{i,t} = (R^M_{i,t} - mean R^M) / std R^M        R^M   = P(answer | memory) - eps - cost
 A_k       = A^T_i + w A^M_{i,t} on memory tokens    (`token_advantages`, w: `memory_weight`)
 """
@@ -18,7 +18,7 @@ from mempo import own
 from mempo.agent.protocol import GRAINS
 from mempo.config import Memory
 from mempo.credit.advantage import memory_advantage, trajectory_advantage
-from mempo.credit.scoring import LogProbs, score_questions
+from mempo.credit.scoring import LogProbs, score_aliases
 from mempo.policies.codec import Codec
 from mempo.records import groups
 from mempo.types import Trajectory
@@ -67,24 +67,28 @@ def assign_credit(
 
     `score` False leaves P(answer | .) out (NaN), A^M at 0 and the gain bonus too; `full` asks for
     P(answer | full history) where A^M would do without. A^M is 0 where its weight is 0 in every
-    iteration. With two `grains` each is scored alone, has an advantage in the group of its like,
-    and takes the place of A^M on its tokens. scale: of A^T (`reward.scale`). A rollout without a
-    reward (NaN) was rejected: it shifts no mean and no standard deviation, of memories neither,
-    and both its advantages are 0. Trajectories of a question have to stand together, as the agent
-    loop returns them.
+    iteration. The gain bonus is never below 0: else a rollout that does nothing would earn more
+    than one that lost what it knew. With two `grains` each is scored alone, has an advantage in
+    the group of its like, and takes the place of A^M on its tokens. scale: of A^T
+    (`reward.scale`). A rollout without a reward (NaN) was rejected: it shifts no mean and no
+    standard deviation, of memories neither, and both its advantages are 0. Trajectories of a
+    question have to stand together, as the agent loop returns them.
     """
     by_question = groups(trajectories)
     full = full or settings.needs_history
     if score:
         pairs = [(g[0].question, [t.steps for t in g]) for g in by_question]
-        scores = score_questions(codec, pairs, logprobs, full=full)
+        found = score_aliases(codec, pairs, logprobs, full=full)
+        scores = [[[step[:2] for step in steps] for steps in g] for g in found]
+        aliases = [[[alias for *_, alias in steps] for steps in g] for g in found]
     else:
+        aliases = []
         scores = [[[(nan, nan) for _ in t.steps] for t in g] for g in by_question]
 
     credit = Credit()
     flat, bonuses = 0, []
     for group, scored in zip(by_question, scores, strict=True):
-        bonus = [settings.gain_bonus * gain([p for p, _ in steps]) for steps in scored]
+        bonus = [settings.gain_bonus * max(gain([p for p, _ in s]), 0.0) for s in scored]
         r_traj = [t.reward + b for t, b in zip(group, bonus, strict=True)]
         size = _largest(scored)
         a_traj = trajectory_advantage(r_traj, scale, magnitude=settings.gain_bonus * size)
@@ -103,7 +107,7 @@ def assign_credit(
             credit.gain_bonus += [bonus[i]] * len(steps)
     if score and grains == 2:
         for grain in range(2):
-            _assign_grain(credit, codec, by_question, scores, logprobs, settings, grain)
+            _assign_grain(credit, codec, by_question, scores, aliases, logprobs, settings, grain)
     credit.zero_std = flat / max(len(by_question), 1)
     credit.mean_gain_bonus = sum(bonuses) / max(len(bonuses), 1)
     return credit
@@ -114,13 +118,18 @@ def _assign_grain(
     codec: Codec,
     by_question: Sequence[Sequence[Trajectory]],
     whole: Sequence[Sequence[Scores]],
+    aliases: Sequence[Sequence[Sequence[int]]],
     logprobs: LogProbs,
     settings: Memory,
     grain: int,
 ) -> None:
-    """Scores and advantages of one part of a two-grain memory; eps is that of the whole."""
+    """Scores and advantages of one part of a two-grain memory.
+
+    eps is that of the whole memory, so the alias that the whole memory chose is scored, too.
+    """
     pairs = [(g[0].question, [t.steps for t in g]) for g in by_question]
-    parts = score_questions(codec, pairs, logprobs, full=False, grain=grain)
+    found = score_aliases(codec, pairs, logprobs, full=False, grain=grain, aliases=aliases)
+    parts = [[[step[:2] for step in steps] for steps in g] for g in found]
     credit.p_grains.append([])
     credit.adv_grains.append([])
     for group, part, scored in zip(by_question, parts, whole, strict=True):

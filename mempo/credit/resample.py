@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from mempo.credit.advantage import trajectory_advantage
+from mempo.credit.preferences import preference_pairs
 from mempo.records import groups
 from mempo.types import Question, Trajectory
 
@@ -23,10 +24,26 @@ def has_signal(group: Sequence[Trajectory]) -> bool:
     return bool(np.any(trajectory_advantage([t.reward for t in group])))
 
 
+def has_pair(group: Sequence[Trajectory]) -> bool:
+    """Whether DPO finds a pair in a question's rollouts: its own kind of signal.
+
+    Rewards that differ are none where nothing succeeded, and equal ones are where one of them
+    was earned with fewer queries.
+    """
+    return bool(preference_pairs(group))
+
+
 def resample(
-    trajectories: Sequence[Trajectory], draw: Draw, run: Run, *, rounds: int
+    trajectories: Sequence[Trajectory],
+    draw: Draw,
+    run: Run,
+    *,
+    rounds: int,
+    signal: Callable[[Sequence[Trajectory]], bool] = has_signal,
 ) -> tuple[list[Trajectory], list[Trajectory]]:
     """(kept, thrown away): in each of at most `rounds` rounds, flat groups are replaced.
+
+    A group is flat where it has no `signal`.
 
     trajectories: question by question. `draw(r, n)` gives n questions for round r = 0, 1, ...;
     those that this iteration has asked already are left out, and a group without a replacement
@@ -37,7 +54,7 @@ def resample(
     thrown: list[Trajectory] = []
     asked = {group[0].question.id for group in kept}
     for number in range(rounds):
-        flat = [i for i, group in enumerate(kept) if not has_signal(group)]
+        flat = [i for i, group in enumerate(kept) if not signal(group)]
         if not flat:
             break
         fresh = {q.id: q for q in draw(number, len(flat)) if q.id not in asked}

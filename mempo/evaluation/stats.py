@@ -85,18 +85,6 @@ def run_keys(frame: pd.DataFrame) -> list[str]:
     return [*(["start"] if "start" in frame.columns else []), "seed"]
 
 
-def bootstrap_interval(
-    values: ArrayLike, *, level: float = 0.95, resamples: int = 2000, key: tuple[Key, ...]
-) -> Interval:
-    """Mean of `values` [Q] with its percentile bootstrap interval over questions.
-
-    NaN is dropped. The draws depend on `key` alone. Raises ValueError for a level outside (0, 1).
-    Source: Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapter 13.
-    """
-    numbers = np.asarray(values, dtype=float).ravel()
-    return crossed_interval(numbers[None, :], level=level, resamples=resamples, key=key)
-
-
 def crossed_interval(
     values_S_Q: ArrayLike, *, level: float = 0.95, resamples: int = 2000, key: tuple[Key, ...]
 ) -> Interval:
@@ -105,8 +93,9 @@ def crossed_interval(
     Seeds are evaluated on the same questions, so a resample draws seeds and questions
     independently and takes the drawn questions in every drawn seed: noise that a question
     brings to all seeds at once is not averaged away. With one seed this is the ordinary
-    bootstrap over questions. Source: Owen, The pigeonhole bootstrap, Annals of Applied
-    Statistics 1(2), 2007.
+    percentile bootstrap over questions. The draws depend on `key` alone. Raises ValueError for a
+    level outside (0, 1). Sources: Owen, The pigeonhole bootstrap, Annals of Applied Statistics
+    1(2), 2007; Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapter 13.
     """
     if not 0.0 < level < 1.0:
         raise ValueError(f"level must lie between 0 and 1, got {level}")

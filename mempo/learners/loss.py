@@ -112,7 +112,7 @@ def policy_loss(
 ) -> tuple[torch.Tensor, Metrics]:
     """The policy loss that `settings.policy` names."""
     given = (logprobs_N, targets.old, targets.advantages, targets.weights)
-    low, high, rho = settings.clip, settings.clip_high or settings.clip, targets.importance
+    (low, high), rho = settings.clip_range, targets.importance
     match settings.policy:
         case "ppo_clip":
             return ppo_clip(*given, clip=low, clip_high=high, importance_N=rho)

@@ -156,7 +156,7 @@ def test_the_recorded_yaml_gives_the_experiment_back(tmp_path, preset):
 def test_flatten_names_every_setting_once():
     flat = flatten(Experiment())
     assert list(flat) == setting_names()
-    assert flat["loss.clip"] == 0.2 and flat["evaluate.objectives"] == [2, 4, 6]
+    assert flat["loss.clip"] == 0 and flat["evaluate.objectives"] == [2, 4, 6]
 
 
 def test_the_hash_sees_what_decides_results_and_nothing_else():
@@ -178,3 +178,45 @@ def test_resampling_groups_of_one_is_refused():
     message = refused(overrides=["rollout.resample=2", "rollout.group_size=1"])
     assert message.startswith("rollout.resample") and "rollout.group_size" in message
     assert load(overrides=["rollout.resample=2"]).rollout.resample == 2
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "loss.clip=0.2",
+        "loss.clip_high=0.28",
+        "loss.kl=0.1",
+        "loss.entropy=0.1",
+        "loss.aggregation=token_mean",
+        "loss.importance=truncated",
+    ],
+)
+def test_what_weighs_or_clips_tokens_is_refused_with_dpo(override):
+    load(overrides=[override])
+    with pytest.raises(ConfigError) as caught:
+        load(overrides=["loss.policy=dpo", override])
+    message = str(caught.value)
+    assert override.partition("=")[0] in message and "dpo" in message and "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([], (0.2, 0.2)),
+        (["loss.clip_high=0.28"], (0.2, 0.28)),
+        (["loss.clip=0.1"], (0.1, 0.1)),
+        (["loss.policy=cispo"], (0.2, 0.2)),
+        (["loss.policy=gspo"], (3e-4, 4e-4)),
+        (["loss.policy=gspo", "loss.clip_high=5e-4"], (3e-4, 5e-4)),
+        (["loss.policy=gspo", "loss.clip=0.01"], (0.01, 0.01)),
+        (["loss.policy=gspo", "loss.clip=0.01", "loss.clip_high=0.02"], (0.01, 0.02)),
+    ],
+)
+def test_a_policy_has_a_clip_range_of_its_own(overrides, expected):
+    assert load(overrides=overrides).loss.clip_range == expected
+
+
+def test_groups_are_not_resampled_before_their_reward_is_known():
+    with pytest.raises(ConfigError, match=r"rollout\.resample.*memory\.gain_bonus") as caught:
+        load(overrides=["rollout.resample=1", "memory.gain_bonus=0.5"])
+    assert "\n" not in str(caught.value)

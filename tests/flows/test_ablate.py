@@ -185,3 +185,21 @@ def test_a_study_that_is_not_done_is_reported_without_what_was_run_anew(resumed)
         ("mempo", "FINISHED"),
         ("start", "FINISHED"),
     ]
+
+
+def test_the_choice_of_a_best_variant_says_that_it_was_made_on_what_is_reported():
+    from conf.load import load
+    from conf.study import Best, Child
+    from flows.ablate import _best
+    from flows.recording import RunResult
+
+    children = tuple(Child("MemPO", v, 1, load("test")) for v in ("low", "high"))
+    scores = {"low": 0.25, "high": 0.5}
+    key = "eval/n2/em"
+    done = {c.name: RunResult("id", "folder", metrics={key: scores[c.variant]}) for c in children}
+    best = Best(metric="em", objectives=2, mode="greedy")
+    chosen, notes = _best(Study("s", "", children, best), done)
+    assert chosen == ["high seed 1"]
+    (note,) = notes
+    assert note.startswith(f"MemPO is high, the best by {key}: low 0.250, high 0.500")
+    assert "the very questions that are reported" in note

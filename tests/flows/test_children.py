@@ -10,6 +10,7 @@ from conf.study import Child, Study
 from flows import children
 from flows.children import run_children
 from flows.recording import Record, RunResult
+from mempo import own
 from tasks import placement, store
 from tasks.tracking import Tracker
 
@@ -48,6 +49,8 @@ class Trains:
             self.most = max(self.most, self.at_once)
         kind, config = "train", {"mempo.seed": str(experiment.seed)}
         config["mempo.config_sha256"] = children.place(child("x"), experiment)[3]
+        code = own.digests(experiment).items()
+        config |= {f"mempo.own.{setting}": digest for setting, digest in code}
         run_id = self.record.tracker.start(
             name=name, kind=kind, params={}, tags=tags | config, parent=parent
         )
@@ -151,3 +154,31 @@ def test_a_stop_ends_those_that_run_and_starts_no_other(record, monkeypatch, sto
         run_children(study(child("a"), child("b"), child("c")), record)
     assert sorted(began) == ["a seed 1", "b seed 1"]
     placement.check_stop()  # and what comes later is not stopped
+
+
+def test_a_child_that_other_code_made_is_not_taken_over(record, stand_in, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    file = tmp_path / "children_reward.py"
+    file.write_text("def paid(trajectory):\n    return 0.0\n")
+    kids = (child("a", "reward.function=children_reward:paid"), child("b"))
+    stand_in()
+    run_children(study(*kids), record)
+    again = stand_in()
+    run_children(study(*kids), record)
+    assert again.began == []
+    file.write_text("def paid(trajectory):\n    return 1.0\n")
+    run_children(study(*kids), record)
+    assert [name for name, _ in again.began] == ["a seed 1"]
+
+
+def test_the_work_of_a_run_counts_every_pass_of_its_evaluations():
+    # 4 iterations of 2 x 3 trajectories, three times each; before and after, 1 x 5 questions.
+    sizes = ["iterations=4", "rollout.questions=2", "rollout.group_size=3"]
+    sizes += ["evaluate.objectives=[1]", "evaluate.questions=5"]
+
+    def work(*overrides: str) -> float:
+        return children._work(load("test", overrides=[*sizes, *overrides]))
+
+    assert work("evaluate.sampled=false", "evaluate.passes=4") == 72 + 10
+    assert work() == 72 + 10 * 2
+    assert work("evaluate.passes=4") == 72 + 10 * 5

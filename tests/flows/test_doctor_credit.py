@@ -88,3 +88,36 @@ def test_what_the_memory_advantage_will_be_is_told():
     assert check_memory(annealed) == "A^M of weight 2 to 0.5, linear"
     assert check_memory(experiment("memory.function=m:f")) == "A^M of m:f of weight 1"
     assert "agent.kind is react" in check_memory(experiment("agent.kind=react"))
+
+
+@pytest.mark.parametrize(
+    ("override", "parts"),
+    [
+        ("memory.gain_bonus=0.5", ["memory.gain_bonus: 0.5", "memory.gain_bonus=0.0"]),
+        ("memory.length_cost=1", ["memory.length_cost: 1.0"]),
+        ("memory.only_success=true", ["memory.only_success: true"]),
+        ("memory.schedule=cosine", ["memory.schedule: cosine"]),
+        ("memory.function=m:f", ["memory.function: m:f"]),
+        ("reward.scale=none", ["reward.scale: none", "reward.scale=std"]),
+    ],
+)
+@pytest.mark.parametrize("kind", ["self_memory", "react"])
+def test_what_makes_advantages_is_refused_with_dpo(override, parts, kind):
+    agent = [f"agent.kind={kind}"]
+    with pytest.raises(ValueError) as caught:
+        check_memory(experiment("loss.policy=dpo", override, *agent))
+    assert "\n" not in str(caught.value)
+    assert [part for part in parts if part not in str(caught.value)] == []
+    # What presets share stays silent.
+    check_memory(experiment("loss.policy=dpo", "memory.weight=2", "memory.reward=contrast", *agent))
+
+
+def test_with_dpo_the_memory_is_only_monitored():
+    told = check_memory(experiment("loss.policy=dpo"))
+    assert "weight" not in told and "loss.policy is dpo" in told and "monitored" in told
+
+
+def test_a_function_of_one_s_own_needs_a_memory_and_may_stand_beside_weight_0():
+    check_memory(experiment("memory.function=m:f", "memory.weight=0"))
+    with pytest.raises(ValueError, match=r"memory\.function: m:f .*agent\.kind react"):
+        check_memory(experiment("memory.function=m:f", "agent.kind=react"))

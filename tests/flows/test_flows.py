@@ -121,7 +121,7 @@ def test_train_tags_params_and_files_are_where_others_look_for_them(
     assert info.tags["mempo.seed"] == "3"
     assert info.tags["mempo.config_sha256"] == sha256(trained.experiment)
     assert info.tags["prefect.flow_run_id"]
-    assert info.params["loss.clip"] == "0.2"
+    assert info.params["loss.clip"] == "0.0"  # the policy's own
     folder = home / "store" / trained.result.run_id
     assert (folder / "config.yaml").is_file()
     assert [f.name for f in sorted((folder / "checkpoints").iterdir())] == ["000002"]  # keep 1

@@ -116,6 +116,29 @@ def test_a_run_stands_for_the_child_of_its_place_and_configuration_only(tracker)
         assert place(other, other.experiment) != place(one, one.experiment)
 
 
+def test_other_code_of_one_s_own_is_another_child_and_refused_on_resume(
+    tracker, tmp_path, monkeypatch
+):
+    monkeypatch.syspath_prepend(tmp_path)
+    file = tmp_path / "plan_reward.py"
+    file.write_text("def paid(trajectory):\n    return 0.0\n")
+    one = child("a", "reward.function=plan_reward:paid")
+    before, study = place(one, one.experiment), changed(children=(one,))
+    code = {"mempo.own.reward.function": before[4]}
+    names = ("mempo.variant", "mempo.start", "mempo.seed", "mempo.config_sha256")
+    tags = dict(zip(names, before, strict=False)) | code
+    done = tracker.start(name="a", kind="train", params={}, tags=tags)
+    run_id = cut_off(tracker, study)
+    assert run_to_resume(tracker, study, run_id) == run_id
+    assert place_of(tracker.run_info(done)) == before
+
+    file.write_text("def paid(trajectory):\n    return 1.0\n")
+    assert place(one, one.experiment) != before
+    assert place(one, one.experiment)[:4] == before[:4]  # by the configuration it is the same
+    for resume in (run_id, "auto"):
+        assert "'reward.function (code)' of 'a seed 1' was" in refused(tracker, resume, study)
+
+
 def test_the_run_that_is_named_goes_on_if_it_was_cut_off(tracker):
     run_id = cut_off(tracker)
     cut_off(tracker)

@@ -117,6 +117,9 @@ def test_only_the_paths_that_are_set_are_looked_at(module: Callable[..., str]) -
 def test_the_digest_is_of_the_module_s_file(module: Callable[..., str]) -> None:
     path = f"{module()}:reward"
     assert own.digest("reward.function", path) == sha256(MODULE.encode()).hexdigest()
+    named = Experiment(reward=Reward(function=path))
+    assert own.digests(named) == {"reward.function": own.digest("reward.function", path)}
+    assert own.digests(Experiment()) == {}
 
 
 def test_what_a_function_raises_names_it_and_the_question(module: Callable[..., str]) -> None:
@@ -146,9 +149,12 @@ def test_nan_says_none() -> None:
         ([1.0, float("inf")], "returned inf on q; return finite numbers"),
         (["1", "2"], "returned '1'"),
         ([[1.0], [2.0]], "returned [1.0]"),
+        (np.array(0.5), "returned a ndarray that cannot be read on q (TypeError: iteration over"),
+        ([1.0, 10**400], "returned an int that no float can hold on q"),
+        ([np.zeros((2, 2)), 1.0], "returned array([[0., 0.], [0., 0.]])"),
     ],
 )
 def test_what_is_no_number_a_step_is_refused(values: Any, part: str) -> None:
     with pytest.raises(ValueError, match=r"^memory\.function: m:f returned") as caught:
         own.numbers("memory.function", "m:f", "q", values, 2)
-    assert part in str(caught.value)
+    assert part in str(caught.value) and "\n" not in str(caught.value)

@@ -71,3 +71,9 @@ def test_the_weight_of_an_iteration_is_logged(sampled: tuple[Path, Metrics]) -> 
     annealed = ("memory.schedule=linear", "memory.final_weight=0.5")
     assert [score(path, i, *annealed)[1]["memory/weight"] for i in range(3)] == [1, 0.75, 0.5]
     assert "memory/weight" not in score(path, 0, "agent.kind=react")[1]
+
+
+@pytest.mark.parametrize("loss", ["loss.kl=0.1", "loss.policy=dpo"])
+def test_only_a_learner_that_trains_keeps_the_start_policy(loss: str) -> None:
+    assert Learner(experiment(loss), threads=1).learner.reference is not None
+    assert Learner(experiment(loss, "iterations=0"), threads=1).learner.reference is None

@@ -27,7 +27,7 @@ WITH_MEMORY = [
     ["agent.grains=2"],
 ]
 LOSSES = [
-    ["loss.policy=gspo", "loss.clip=3e-4", "loss.clip_high=4e-4"],
+    ["loss.policy=gspo"],
     ["loss.policy=cispo", "loss.clip_high=0.28", "loss.kl=0.01"],
     ["loss.aggregation=constant", "reward.scale=none", "loss.entropy=0.01"],
     ["loss.importance=truncated", "rollout.top_k=20"],

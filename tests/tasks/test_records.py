@@ -1,30 +1,7 @@
 import json
 import subprocess
 
-import pytest
-
 from tasks import records
-
-
-@pytest.mark.parametrize(
-    ("state", "status"),
-    [
-        ("Completed", "FINISHED"),
-        ("COMPLETED", "FINISHED"),
-        ("Failed", "FAILED"),
-        ("TimedOut", "FAILED"),
-        ("Crashed", "FAILED"),
-        ("Cancelled", "KILLED"),
-        ("Cancelling", "KILLED"),
-    ],
-)
-def test_final_prefect_states_have_an_mlflow_status(state, status):
-    assert records.status_of(state) == status
-
-
-def test_a_running_state_ends_nothing():
-    with pytest.raises(ValueError, match="Running"):
-        records.status_of("Running")
 
 
 def test_params_are_text_as_it_is_or_json_and_never_too_long():

@@ -82,3 +82,29 @@ def test_the_tokens_of_a_grain_get_its_own_advantage() -> None:
     with pytest.raises(ValueError, match="zip"):
         token_advantages(6, [(1, 3), (4, 5)], 0.5, (2.0,))
     np.testing.assert_array_equal(token_advantages(2, [], 0.5, (2.0, 1.0)), [0.5, 0.5])
+
+
+def test_a_grain_is_scored_with_the_alias_that_the_whole_memory_chose(
+    group: list[Trajectory], atlas_codec: Codec, atlas: AtlasWorld
+) -> None:
+    """Alias 1 is likelier under the whole memory, alias 2 under either part alone."""
+    words = list(atlas.words())
+    number = {atlas_codec.encode(w)[0]: i for i, w in enumerate(words)}
+    for t in group:
+        t.question.answers[:] = [[words[0], words[5]]]
+    table = {  # (words of the memory, alias) -> P; without words it is the history
+        ((1, 2), 0): 0.6, ((1, 2), 5): 0.5, ((1,), 0): 0.2, ((1,), 5): 0.9,
+        ((2,), 0): 0.3, ((2,), 5): 0.8, ((3, 4), 0): 0.7, ((3, 4), 5): 0.1,
+        ((3,), 0): 0.4, ((3,), 5): 0.9, ((4,), 0): 0.1, ((4,), 5): 0.8,
+        ((), 0): 0.05, ((), 5): 0.95,
+    }  # fmt: skip
+
+    def logprobs(rows: list[Row]) -> list[np.ndarray]:
+        seen = [tuple(number[i] for i in row.ids if i in number) for row in rows]
+        return [np.log([table[s[:-1], s[-1]]]) for s in seen]
+
+    credit = assign_credit(atlas_codec, group, logprobs, Memory(), grains=2)
+    np.testing.assert_allclose(credit.p_answer_mem, [0.6, 0.7])
+    np.testing.assert_allclose(credit.p_answer_full, [0.05, 0.05])
+    np.testing.assert_allclose(credit.p_grains, [[0.2, 0.4], [0.3, 0.1]])
+    np.testing.assert_allclose(credit.adv_grains, [[-1, 1], [1, -1]])

@@ -101,6 +101,19 @@ def test_the_gain_bonus_is_added_to_the_task_reward_by_hand(lab: Lab) -> None:
     assert [t.reward for t in made] == [1, 1, 0]  # the task's own reward stays
 
 
+def test_fault_23_a_lost_memory_costs_no_more_than_doing_nothing(lab: Lab) -> None:
+    made = [
+        lab.rollout([6, 2], reward=0.0),  # gain -.5: in a wrong format, but it tried
+        lab.rollout([None], rollout=1, reward=0.0),  # does nothing
+        lab.rollout([2, 6], rollout=2, reward=0.0),  # gain .5, bonus 1
+    ]
+    credit = lab.credit(made, gain_bonus=2.0)
+    np.testing.assert_allclose(credit.gain_bonus, [0, 0, 0, 1, 1])
+    # R = 0, 0, 1: mean 1/3, std sqrt(2) / 3.
+    low, high = -(0.5**0.5), 2**0.5
+    np.testing.assert_allclose(credit.adv_traj, [low, low, low, high, high])
+
+
 def test_without_a_gain_bonus_only_the_task_is_rewarded(lab: Lab) -> None:
     made = [lab.rollout([2, 6], reward=1.0), lab.rollout([4], rollout=1, reward=0.0)]
     credit = lab.credit(made)
@@ -195,7 +208,7 @@ def test_fault_18_a_gain_of_nothing_is_no_signal(lab: Lab) -> None:
 
     settings = Memory(**POSTERIOR, gain_bonus=0.5)
     credit = assign_credit(lab.codec, made, noisy, settings)
-    assert credit.gain_bonus[0] > 0 > credit.gain_bonus[2]
+    assert credit.gain_bonus[0] > 0 == credit.gain_bonus[2]
     assert credit.adv_traj == [0] * 4 and credit.zero_std == 1
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import nan
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mempo.credit.resample import has_signal, resample
+from mempo.credit.resample import has_pair, has_signal, resample
 from mempo.records import groups
-from mempo.types import Question, Trajectory
+from mempo.types import Question, Step, Trajectory
 
 
 def trajectories(rewards: dict[str, list[float]]) -> list[Trajectory]:
@@ -110,3 +110,31 @@ def test_groups_with_a_signal_stay_and_their_number_too(
     assert [i for i in ids(kept) if i in good] == good
     total = len(first) + 2 * sum(count for _, count in world.drawn)
     assert len(kept) + len(thrown) == total
+
+
+def test_under_dpo_a_signal_is_a_pair(
+    make_step: Callable[..., Step],
+    make_trajectory: Callable[..., Trajectory],
+    make_question: Callable[..., Question],
+) -> None:
+    def group(id: str, *ends: tuple[float, float, int]) -> list[Trajectory]:
+        """(reward, em, queries) a rollout."""
+        return [
+            make_trajectory(
+                [make_step(action="query")] * queries + [make_step()],
+                question=make_question(id=id),
+                rollout=n,
+                reward=reward,
+                em=em,
+                format=1.0,
+            )
+            for n, (reward, em, queries) in enumerate(ends)
+        ]
+
+    failed = group("a", (0.5, 0, 0), (0.1, 0, 0))  # rewards differ, nobody is an example
+    equal = group("b", (1.0, 1, 2), (1.0, 1, 0))  # rewards are equal, one asked less
+    assert has_signal(failed) and not has_pair(failed)
+    assert has_pair(equal) and not has_signal(equal)
+    world = World()
+    kept, _ = resample([*failed, *equal], world.draw, world.run, rounds=1, signal=has_pair)
+    assert ids(kept) == ["0-0", "b"]

@@ -94,3 +94,14 @@ def test_a_run_is_mempo_if_memories_have_a_weight_at_any_time() -> None:
     assert algorithm(iterations=1, **later) == "grpo"  # its only iteration has weight 0
     assert algorithm(kind="react", **later) == "grpo"
     assert algorithm(weight=0, schedule="constant", final_weight=1) == "grpo"
+
+
+def test_with_dpo_memories_are_only_watched() -> None:
+    settings = {"loss": {"policy": "dpo"}, "memory": {"weight": 2.0, "score_every": 4}}
+    memory = Experiment.model_validate(settings).credited_memory
+    assert [i for i in range(10) if scoring(memory, i).memory] == [0, 4, 8]
+    assert [i for i in range(10) if scoring(memory, i).history] == [0, 8]
+    assert memory_weight(memory, 3, 10) == 0.0
+    del settings["loss"]
+    kept = Experiment.model_validate(settings)
+    assert kept.credited_memory == kept.memory

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from mempo.config import Learner
-from mempo.credit.scoring import gold_texts, score_group, score_questions
+from mempo.credit.scoring import gold_texts, score_questions
 from mempo.environments.atlas import AtlasWorld
 from mempo.learners.torch_learner import TorchLearner
 from mempo.policies.codec import Codec
@@ -60,7 +60,9 @@ def test_p_answer_equals_a_direct_forward_pass(
         codec, f"<mem>{words[3]} ; {words[0]}</mem><think>done</think><answer>{words[0]}</answer>"
     )
     other = write_step(codec, f"<mem>{words[1]}</mem><think>done</think><answer>nothing</answer>")
-    got = score_group(codec, question, [[first, second], [other]], learner.logprobs, full=True)
+    (got,) = score_questions(
+        codec, [(question, [[first, second], [other]])], learner.logprobs, full=True
+    )
 
     head, gold = first.prompt_ids[: first.head_tokens], codec.encode(f"{words[0]}; {words[1]}")
     assert len(gold) == 3  # two words and the ';' between
@@ -106,7 +108,9 @@ def test_probability_is_the_geometric_mean_by_hand(
 
     step = write_step(atlas_codec, "<mem>nothing</mem><think>next</think><answer>done</answer>")
     question = make_question([[f"{words[0]} {words[1]}"]])
-    (((p_mem, p_full),),) = score_group(atlas_codec, question, [[step]], fixed, full=False)
+    ((((p_mem, p_full),),),) = score_questions(
+        atlas_codec, [(question, [[step]])], fixed, full=False
+    )
     assert p_mem == pytest.approx(0.6)  # sqrt(.9 * .4)
     assert np.isnan(p_full)
 
@@ -121,8 +125,8 @@ def test_a_step_without_memory_is_missing_but_stays_in_the_history(
     codec, question = atlas_codec, make_question([[words[0]]])
     bare = write_step(codec, f"<think>next</think><tool_call>{words[2]}</tool_call>", words[0])
     last = write_step(codec, "<mem>nothing</mem><think>done</think><answer>done</answer>")
-    ((missing, present),) = score_group(
-        codec, question, [[bare, last]], learner.logprobs, full=True
+    (((missing, present),),) = score_questions(
+        codec, [(question, [[bare, last]])], learner.logprobs, full=True
     )
     assert np.isnan(missing).all()
     head = last.prompt_ids[: last.head_tokens]
@@ -150,7 +154,7 @@ def test_likeliest_alias_under_memory_is_the_one_used_for_the_history(
 
     step = write_step(codec, "<mem>nothing</mem><think>next</think><answer>done</answer>")
     question = make_question([[words[0], words[1]]])
-    (((p_mem, p_full),),) = score_group(codec, question, [[step]], by_alias, full=True)
+    ((((p_mem, p_full),),),) = score_questions(codec, [(question, [[step]])], by_alias, full=True)
     assert (p_mem, p_full) == (pytest.approx(0.5), pytest.approx(0.3))
 
 
@@ -171,11 +175,13 @@ def test_an_empty_alias_is_not_scored(
         return [np.full(r.targets, np.log(0.5)) for r in rows]
 
     step = write_step(atlas_codec, "<mem>nothing</mem><think>next</think><answer>done</answer>")
-    (((p_mem, _),),) = score_group(
-        atlas_codec, make_question([["", words[0]]]), [[step]], half, full=True
+    ((((p_mem, _),),),) = score_questions(
+        atlas_codec, [(make_question([["", words[0]]]), [[step]])], half, full=True
     )
     assert p_mem == pytest.approx(0.5)
-    ((missing,),) = score_group(atlas_codec, make_question([[""]]), [[step]], half, full=True)
+    (((missing,),),) = score_questions(
+        atlas_codec, [(make_question([[""]]), [[step]])], half, full=True
+    )
     assert np.isnan(missing).all()
 
 
@@ -211,5 +217,7 @@ def test_nothing_to_score_asks_nothing(
         raise AssertionError("the model was asked")
 
     assert score_questions(atlas_codec, [], refuse, full=True) == []
-    ((pair,),) = score_group(atlas_codec, make_question(), [[make_step()]], refuse, full=True)
+    (((pair,),),) = score_questions(
+        atlas_codec, [(make_question(), [[make_step()]])], refuse, full=True
+    )
     assert np.isnan(pair).all()

@@ -8,13 +8,13 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import ArrayLike
 from scipy import stats as scipy_stats
 
 from mempo.evaluation.stats import (
     KEYS,
     TASK_FIELDS,
     Interval,
-    bootstrap_interval,
     buckets,
     checked,
     crossed_interval,
@@ -70,17 +70,22 @@ def naive_crossed(values: np.ndarray, resamples: int, level: float) -> tuple[flo
 # --- intervals
 
 
+def over_questions(values: ArrayLike, **settings: Any) -> Interval:
+    """The interval of one seed."""
+    return crossed_interval(np.asarray(values)[None], **settings)
+
+
 def test_the_bootstrap_of_two_values_by_hand():
     # Four equally likely resamples: means 0, 0.5, 0.5, 1.
-    wide = bootstrap_interval([0.0, 1.0], level=0.6, key=("x",))  # quantiles 0.2 and 0.8
+    wide = over_questions([0.0, 1.0], level=0.6, key=("x",))  # quantiles 0.2 and 0.8
     assert wide == Interval(0.5, 0.0, 1.0, 2)
-    narrow = bootstrap_interval([0.0, 1.0], level=0.4, key=("x",))  # quantiles 0.3 and 0.7
+    narrow = over_questions([0.0, 1.0], level=0.4, key=("x",))  # quantiles 0.3 and 0.7
     assert narrow == Interval(0.5, 0.5, 0.5, 2)
 
 
 def test_the_bootstrap_over_questions_agrees_with_a_naive_loop():
     values = np.random.default_rng(0).beta(0.5, 0.5, size=40)
-    found = bootstrap_interval(values, level=0.9, resamples=8000, key=("naive",))
+    found = over_questions(values, level=0.9, resamples=8000, key=("naive",))
     draw = random.Random(1)
     means = sorted(sum(draw.choices(values.tolist(), k=40)) / 40 for _ in range(8000))
     assert found.mean == pytest.approx(values.mean())
@@ -105,7 +110,7 @@ def test_noise_that_seeds_share_is_not_averaged_away():
     shared = crossed_interval([[0.0, 1.0], [0.0, 1.0]], level=0.6, key=("x",))
     assert shared == Interval(0.5, 0.0, 1.0, 4)
     # Four independent values: P(mean = 0) is 1/16, so 0 lies outside the middle 0.6.
-    assert bootstrap_interval([0.0, 1.0, 0.0, 1.0], level=0.6, key=("x",)).low == 0.25
+    assert over_questions([0.0, 1.0, 0.0, 1.0], level=0.6, key=("x",)).low == 0.25
 
 
 def test_noise_between_seeds_is_not_averaged_away_by_questions():
@@ -127,38 +132,38 @@ def test_seeds_without_a_common_question_still_have_an_interval():
 
 @pytest.mark.parametrize("nothing", [[], [NAN], [NAN, float("inf")]])
 def test_no_value_gives_no_mean(nothing):
-    found = bootstrap_interval(nothing, key=("x",))
+    found = over_questions(nothing, key=("x",))
     assert found.n == 0
     assert all(math.isnan(x) for x in (found.mean, found.low, found.high))
 
 
 def test_one_value_has_no_interval():
-    found = bootstrap_interval([NAN, 0.25], key=("x",))
+    found = over_questions([NAN, 0.25], key=("x",))
     assert (found.mean, found.n) == (0.25, 1)
     assert math.isnan(found.low) and math.isnan(found.high)
 
 
 def test_draws_depend_on_the_key_alone():
     values = np.random.default_rng(0).random(30)
-    first = bootstrap_interval(values, key=("a", 1))
+    first = over_questions(values, key=("a", 1))
     np.random.default_rng(1).random(5)
-    assert bootstrap_interval(values, key=("a", 1)) == first
-    assert bootstrap_interval(values, key=("a", 2)) != first
+    assert over_questions(values, key=("a", 1)) == first
+    assert over_questions(values, key=("a", 2)) != first
 
 
 @given(st.lists(SCORE, min_size=2, max_size=20), st.floats(-5, 5), st.integers(1, 50))
 def test_an_interval_lies_within_the_values_and_moves_with_them(values, shift, resamples):
-    found = bootstrap_interval(values, resamples=resamples, key=("x",))
+    found = over_questions(values, resamples=resamples, key=("x",))
     small = 1e-9
     assert min(values) - small <= found.low <= found.high <= max(values) + small
-    moved = bootstrap_interval([v + shift for v in values], resamples=resamples, key=("x",))
+    moved = over_questions([v + shift for v in values], resamples=resamples, key=("x",))
     expected = (found.mean + shift, found.low + shift, found.high + shift)
     assert (moved.mean, moved.low, moved.high) == pytest.approx(expected, abs=1e-9)
 
 
 def test_large_data_are_resampled_in_blocks():
     values = np.random.default_rng(0).random(30_000)
-    found = bootstrap_interval(values, resamples=200, key=("x",))
+    found = over_questions(values, resamples=200, key=("x",))
     # Standard error 1 / sqrt(12 x 30,000) = 0.00167; the interval is about 3.9 of them wide.
     assert found.high - found.low == pytest.approx(3.92 * 0.00167, rel=0.3)
 
@@ -166,12 +171,12 @@ def test_large_data_are_resampled_in_blocks():
 @pytest.mark.parametrize("level", [0.0, 1.0, -0.5, 95.0, NAN])
 def test_levels_are_shares(level):
     with pytest.raises(ValueError, match="level must lie between 0 and 1, got"):
-        bootstrap_interval([1.0, 2.0], level=level, key=())
+        over_questions([1.0, 2.0], level=level, key=())
 
 
 def test_an_interval_needs_resamples():
     with pytest.raises(ValueError, match="resamples must be at least 1, got 0"):
-        bootstrap_interval([1.0, 2.0], resamples=0, key=())
+        over_questions([1.0, 2.0], resamples=0, key=())
 
 
 # --- tables
@@ -332,7 +337,7 @@ def test_the_passes_of_a_question_are_one_cluster():
     )
     found = mean_interval(passes, "f1", level=0.6, key=("x",))
     assert found == Interval(0.75, 0.5, 1.0, 2)  # the bootstrap of 0.5 and 1
-    assert found == bootstrap_interval([0.5, 1.0], level=0.6, key=("x",))
+    assert found == over_questions([0.5, 1.0], level=0.6, key=("x",))
     [row] = summary_table(passes).to_dict("records")
     assert (row["f1"], row["n"]) == (0.75, 2)
 

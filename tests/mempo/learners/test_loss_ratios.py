@@ -185,3 +185,13 @@ def test_no_tokens_no_loss(policy: Any) -> None:
         Loss(policy=policy, kl=0.1, entropy=0.1),
     )  # fmt: skip
     assert loss.item() == 0 and all(m.item() == 0 for m in metrics.values())
+
+
+def test_gspo_alone_clips_where_its_paper_does() -> None:
+    """Two rows of ratio e^.001 > 1 + 4e-4: both are cut, which 0.2 would never do."""
+    old = torch.zeros(4)
+    logp = old + 0.001
+    targets = Targets(old, torch.ones(4), torch.full((4,), 0.25), torch.tensor([0, 0, 1, 1]))
+    loss, metrics = policy_loss(logp, targets, Loss(policy="gspo"))
+    assert float(metrics["clip_frac"]) == 1.0
+    assert float(loss) == pytest.approx(-1.0004, abs=1e-6)
