@@ -12,7 +12,7 @@ from typing import Any
 from prefect import flow
 
 from flows.evaluation import evaluate_policy
-from flows.progress import say
+from flows.progress import say, warn_cut_off
 from flows.recording import Record, RunResult, method_name, recorded
 from flows.report import log_report
 from mempo.config import Experiment
@@ -92,11 +92,7 @@ def _iterate(
     with _timed(metrics, "train"):
         metrics |= stages.run(stages.train, cluster, sampler, learner, path, weights, index)
     metrics["cost/usd"] = usd(metrics, experiment.price)
-    if metrics["rollout/truncated_frac"] > 0.5:
-        say(
-            f"warning: {metrics['rollout/truncated_frac']:.0%} of the rollouts were cut off; raise "
-            "rollout.max_step_tokens or rollout.max_prompt_tokens"
-        )
+    warn_cut_off(metrics["rollout/truncated_frac"], "rollouts")
     return metrics
 
 

@@ -236,7 +236,7 @@ def _by_objectives(
                 capsize=2,
                 label=method,
             )
-            if seeds["seed"].nunique() > 1:
+            if seeds.groupby("objectives").size().max() > 1:
                 axes.plot(
                     seeds["objectives"] + shift, seeds["value"], ".", color=look.colour, alpha=0.5
                 )
@@ -255,7 +255,9 @@ def points(rows: pd.DataFrame, metric: str, by: Sequence[str]) -> pd.DataFrame:
     """Means of `metric` with intervals per value of the columns `by`, and per seed without.
 
     Columns: `by`, then `metric, seed, value, low, high`; `seed` is missing in the rows of means.
+    Where a seed went on from several cold starts each of its runs has a row, with its `start`.
     """
+    runs = run_keys(rows)
     found: list[dict[str, object]] = []
     for where, group in rows.groupby(list(by)):
         if group[metric].isna().all():
@@ -265,9 +267,10 @@ def points(rows: pd.DataFrame, metric: str, by: Sequence[str]) -> pd.DataFrame:
         found.append(
             here | {"seed": None, "value": whole.mean, "low": whole.low, "high": whole.high}
         )
-        questions = group.groupby(["seed", "question_id"])[metric].mean()
-        for seed, value in questions.groupby(level="seed").mean().items():
-            found.append(here | {"seed": seed, "value": value, "low": np.nan, "high": np.nan})
+        questions = group.groupby([*runs, "question_id"], as_index=False)[metric].mean()
+        means = questions.groupby(runs, as_index=False)[metric].mean()
+        for run in means.rename(columns={metric: "value"}).to_dict("records"):
+            found.append({**here, **run, "low": np.nan, "high": np.nan})
     return pd.DataFrame(found).astype({"seed": "Int64", "low": float, "high": float})
 
 
