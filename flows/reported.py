@@ -94,9 +94,9 @@ def starts_column(infos: Mapping[str, RunInfo]) -> dict[str, dict[str, str]]:
 def policy_columns(info: RunInfo) -> dict[str, Any]:
     """Which weights a run evaluated, and how.
 
-        history  `agent.history`, empty for agents without one
-        policy   the evaluated weights: a run's own last checkpoint, or what it began from
-        trained  whether it trained them itself
+    history  `agent.history`, empty for agents without one
+    policy   the evaluated weights: a run's own last checkpoint, or what it began from
+    trained  whether it trained them itself
     """
     remembers = info.params.get("agent.kind") == "self_memory"
     iterations = int(info.params.get("iterations", 0))

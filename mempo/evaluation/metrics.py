@@ -130,9 +130,7 @@ def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "memory/tokens": mean([tokens for t in memories for tokens in t]),
         "memory/tokens_last": mean([t[-1] for t in memories if t]),
         "rollout/steps": mean([len(t.steps) for t in trajectories]),
-        "rollout/truncated_frac": mean(
-            [t.status in CUT_OFF for t in trajectories]
-        ),
+        "rollout/truncated_frac": mean([t.status in CUT_OFF for t in trajectories]),
         "rollout/missing_reward": float(sum(not isfinite(t.reward) for t in trajectories)),
         "cost/prompt_tokens": float(sum(len(s.prompt_ids) for t in trajectories for s in t.steps)),
         "cost/generated_tokens": float(

@@ -27,7 +27,7 @@ def tracker(home: Path, request: pytest.FixtureRequest) -> Tracker:
 
 
 def evaluated(
-    tracker: Tracker, method: str, f1: float, seed: int = 0, start: str = "", **params: Any
+    tracker: Tracker, method: str, f1: float, seed: int = 0, start: str = "", /, **params: Any
 ) -> str:
     """A finished run with an evaluation of two questions."""
     defaults = {"agent.kind": "self_memory", "agent.history": "1", "iterations": 24}
@@ -161,7 +161,7 @@ def test_a_seed_that_went_on_from_two_cold_starts_is_two_runs(
     tracker: Tracker, tmp_path: Path
 ) -> None:
     runs = [
-        evaluated(tracker, method, f1, seed=7, **{"policy.model": start})
+        evaluated(tracker, method, f1, 7, **{"policy.model": start})
         for method, f1, start in (
             ("GRPO", 0.25, "one"),
             ("MemPO", 0.75, "one"),
@@ -191,7 +191,7 @@ def test_cold_starts_go_unnamed_where_the_seed_tells_runs_apart(
 ) -> None:
     # Each evaluates a checkpoint of its own: the pair is still that of the seed.
     runs = [
-        evaluated(tracker, method, f1, seed=7, **{"policy.model": method, "iterations": 0})
+        evaluated(tracker, method, f1, 7, **{"policy.model": method, "iterations": 0})
         for method, f1 in (("GRPO", 0.25), ("MemPO", 0.75))
     ]
     _, table = report_runs(tracker, runs, tmp_path)

@@ -164,7 +164,7 @@ def test_a_seed_from_two_cold_starts_is_two_dots():
     found = {row["start"]: row["value"] for row in records(data, metric="f1", seed=7)}
     assert found == pytest.approx({"one": 0.2, "two": 0.6})
     dots = [line for line in figure.axes[1].get_lines() if line.get_marker() == "."]
-    assert sorted(dots[0].get_ydata()) == pytest.approx([0.2, 0.6])
+    assert sorted(np.asarray(dots[0].get_ydata())) == pytest.approx([0.2, 0.6])
 
 
 def test_a_method_without_a_memory_is_left_out_of_its_panel_only():

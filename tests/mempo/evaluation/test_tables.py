@@ -93,7 +93,7 @@ def untrained(method: str, seed: int, f1: float, policy: str = "start") -> dict[
 def grpo(*f1: float, start: str = "") -> list[dict[str, Any]]:
     more = {"start": start} if start else {}
     return [
-        task("GRPO", i, "a", f1=value, trained=True, policy=f"{start}{i}", **more)
+        task("GRPO", i, "a", f1=value, trained=True, policy=f"{start}{i}") | more
         for i, value in enumerate(f1, start=1)
     ]
 
