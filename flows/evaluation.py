@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from flows.progress import say
+from flows.progress import say, warn_cut_off
 from flows.recording import Record
 from mempo.config import Experiment
 from mempo.evaluation.metrics import usd
@@ -46,6 +46,8 @@ def evaluate_policy(
                 f"F1 {f1:.3f}  EM {em:.3f}  P(answer|memory) {p:.3f}",
                 label,
             )
+            tried = f"tasks of {k} objective(s), {mode},"
+            warn_cut_off(found[f"{area}/n{k}/truncated_frac"], tried, label)
             path = folder / f"evaluate-n{k}-{mode}.parquet"
             tasks += json.loads(path.with_suffix(".json").read_text())
             if mode == "sampled" or not settings.sampled:

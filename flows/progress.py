@@ -19,6 +19,16 @@ def say(line: str, label: str = "") -> None:
         print(prefix + (f"{label}: " if label else "") + line, file=sys.stderr, flush=True)
 
 
+def warn_cut_off(share: float, what: str, label: str = "") -> None:
+    """Say it where more than half of the trajectories `what` ran out of tokens."""
+    if share > 0.5:
+        say(
+            f"warning: {share:.0%} of the {what} were cut off; raise rollout.max_step_tokens or "
+            "rollout.max_prompt_tokens",
+            label,
+        )
+
+
 class Countdown:
     """How many of several runs are over, and roughly how long the rest takes.
 

@@ -5,26 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from flows.reported import credited, methods, policy_columns, start_of, starts_column
 from tasks import records, store
 from tasks.records import RunInfo
 from tasks.tracking import Tracker
 
-CURVES = (
-    "reward/mean",
-    "reward/f1",
-    "reward/em",
-    "reward/format",
-    "memory/p_answer",
-    "memory/tokens",
-    "rollout/steps",
-    "loss/entropy",
-    "loss/kl",
-    "loss/clip_frac",
-    "audit/logprob_diff_max",
-    "cost/usd",
-    "time/iteration_s",
-    "sft/loss",
-)
 COMPARED = "compared.json"  # artifact of an ablation: the runs that stand for its methods
 
 
@@ -50,6 +35,7 @@ def report_runs(
 
     from mempo.evaluation.gains import difference_lines
     from mempo.evaluation.markdown import check_section, replace_section, results_markdown
+    from mempo.evaluation.plots import DRAWN
     from mempo.evaluation.report import write_report
     from mempo.evaluation.tables import terminal_table
 
@@ -71,21 +57,20 @@ def report_runs(
     infos = {run_id: tracker.run_info(run_id) for run_id in wanted}
     tasks: list[dict[str, Any]] = []
     trajectories: list[dict[str, Any]] = []
-    starts = _starts(infos)
+    starts = starts_column(infos)
+    names, mixed = methods(infos, {run_id: start_of(info) for run_id, info in infos.items()})
+    notes += mixed
     for run_id, info in infos.items():
-        who = {
-            "method": info.tags.get("mempo.method", info.name),
-            "seed": int(info.tags.get("mempo.seed", 0)),
-        }
-        of_run = who | starts.get(run_id, {}) | _policy(info)
+        who = {"method": names[run_id], "seed": int(info.tags.get("mempo.seed", 0))}
+        of_run = who | starts.get(run_id, {}) | policy_columns(info)
         tasks += [of_run | row for row in _artifact(tracker, run_id, "evaluation/tasks.json")]
         for file in ("training/trajectories.json", "evaluation/trajectories.json"):
-            trajectories += [who | t for t in _artifact(tracker, run_id, file)]
-    curves = tracker.curves(wanted, CURVES)
+            found = _artifact(tracker, run_id, file)
+            trajectories += [who | credited(info, trajectory) for trajectory in found]
+    curves = tracker.curves(list(infos), DRAWN)
     if not curves.empty:
-        method = {r: i.tags.get("mempo.method", i.name) for r, i in infos.items()}
         seed = {r: int(i.tags.get("mempo.seed", 0)) for r, i in infos.items()}
-        curves = curves.assign(method=curves["run_id"].map(method), seed=curves["run_id"].map(seed))
+        curves = curves.assign(method=curves["run_id"].map(names), seed=curves["run_id"].map(seed))
         if starts:
             start = {run_id: of_run["start"] for run_id, of_run in starts.items()}
             curves = curves.assign(start=curves["run_id"].map(start))
@@ -113,30 +98,6 @@ def report_runs(
             Path(target), section, results_markdown(evaluations, differences, source=source)
         )
     return page, "\n".join([terminal_table(evaluations), "", *differences])
-
-
-def _starts(infos: dict[str, RunInfo]) -> dict[str, dict[str, str]]:
-    """The column `start` by run, the policy it began from: where a method has a seed twice."""
-    starts = {
-        run_id: info.tags.get("mempo.start") or info.params.get("policy.model", "")
-        for run_id, info in infos.items()
-    }
-    begun: dict[tuple[str, str], set[str]] = {}
-    for run_id, info in infos.items():
-        run = (info.tags.get("mempo.method", info.name), info.tags.get("mempo.seed", "0"))
-        begun.setdefault(run, set()).add(starts[run_id])
-    several = any(len(of_run) > 1 for of_run in begun.values())
-    return {run_id: {"start": start} for run_id, start in starts.items()} if several else {}
-
-
-def _policy(info: RunInfo) -> dict[str, str]:
-    """The columns `history`, empty for agents without one, and `policy`, for untrained weights."""
-    remembers = info.params.get("agent.kind") == "self_memory"
-    trained = info.params.get("iterations") != "0"
-    return {
-        "history": info.params.get("agent.history", "") if remembers else "",
-        "policy": "" if trained else info.params.get("policy.model", ""),
-    }
 
 
 def _latest(tracker: Tracker, run_id: str) -> list[str]:

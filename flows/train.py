@@ -12,7 +12,7 @@ from typing import Any
 from prefect import flow
 
 from flows.evaluation import evaluate_policy
-from flows.progress import say
+from flows.progress import say, warn_cut_off
 from flows.recording import Record, RunResult, method_name, recorded
 from flows.report import log_report
 from mempo.config import Experiment
@@ -92,26 +92,14 @@ def _iterate(
     with _timed(metrics, "train"):
         metrics |= stages.run(stages.train, cluster, sampler, learner, path, weights, index)
     metrics["cost/usd"] = usd(metrics, experiment.price)
-    for line in _warnings(metrics):
-        say(f"warning: {line}")
-    return metrics
-
-
-def _warnings(metrics: dict[str, float]) -> list[str]:
-    """What is wrong with an iteration although it ran, a line each."""
-    lines = []
-    if metrics["rollout/truncated_frac"] > 0.5:
-        lines.append(
-            f"{metrics['rollout/truncated_frac']:.0%} of the rollouts were cut off; raise "
-            "rollout.max_step_tokens or rollout.max_prompt_tokens"
-        )
+    warn_cut_off(metrics["rollout/truncated_frac"], "rollouts")
     if metrics.get("loss/pairs") == 0:
-        lines.append(
-            "nothing was trained, for DPO found no pair: the better one has to get every objective "
-            "exactly right in good form, whatever the reward is; ask fewer objectives "
+        say(
+            "warning: nothing was trained, for DPO found no pair: the better one has to get every "
+            "objective exactly right in good form, whatever the reward is; ask fewer objectives "
             "(environment.objectives), raise rollout.group_size or set rollout.resample"
         )
-    return lines
+    return metrics
 
 
 def _checkpoint(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
+from mempo.evaluation.pairing import pair_runs
 from mempo.evaluation.stats import ordered, run_keys
 from mempo.evaluation.tables import (
     BASELINE,
@@ -19,12 +20,12 @@ _TOLD = {"em": "EM", "f1": "F1", "p_answer": "P(answer | memory)", "tt": "Total 
 
 
 def difference_lines(evaluations: pd.DataFrame) -> list[str]:
-    """What each trained method gains over GRPO on the same tasks, a line per objectives.
+    """What each method gains over GRPO on the same tasks, a line per objectives.
 
     Sampled evaluations where there are any, else greedy ones; mean over seeds with its 95 %
     bootstrap interval, and every seed's own difference where there are several; from three pairs
-    of runs on Student's t interval over them too. Only methods that were run with all of GRPO's
-    runs, and not the start itself; empty where GRPO was not evaluated.
+    of runs on Student's t interval over them too. Only methods that pair with all of GRPO's
+    runs (see `pair_runs`), and not the start itself; empty where GRPO was not evaluated.
     """
     lines: list[str] = []
     if evaluations.empty:
@@ -32,11 +33,13 @@ def difference_lines(evaluations: pd.DataFrame) -> list[str]:
     mode = ordered_modes(evaluations["mode"])[-1]
     keys = run_keys(evaluations)
     runs_of = {
-        str(method): set(rows[keys].itertuples(index=False, name=None))
-        for method, rows in evaluations.groupby("method")
+        method: set(
+            pair_runs(evaluations, method, BASELINE)[keys].itertuples(index=False, name=None)
+        )
+        for method in ordered(evaluations["method"])
     }
     paired = [m for m in runs_of if runs_of[m] >= runs_of.get(BASELINE, set()) and m != START]
-    for method in ordered(paired):
+    for method in paired:
         for k in sorted(set(evaluations["objectives"])):
             parts = []
             for metric, name in _TOLD.items():

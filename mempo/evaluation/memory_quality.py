@@ -6,10 +6,10 @@ Metrics of one iteration, by their public names. What was not measured is left o
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
+from mempo.evaluation.facts import stated
 from mempo.evaluation.metrics import mean
 from mempo.types import Question, Step, Trajectory
 
@@ -70,7 +70,7 @@ def fact_quality(
             if memory is not None:
                 seen += len(shown)
                 held += len(shown & memory)
-            shown |= _stated(step.observation, facts)
+            shown |= stated(step.observation, facts)
     metrics = {}
     if before:
         metrics["memory/facts_kept_frac"] = kept / before
@@ -81,15 +81,4 @@ def fact_quality(
 
 def _facts_in(step: Step, facts: Sequence[str]) -> set[str] | None:
     """The facts in a step's memory; None where the step has none."""
-    return None if step.memory is None else _stated(step.memory, facts)
-
-
-def _stated(text: str, facts: Sequence[str]) -> set[str]:
-    """The facts that a text states word for word, whatever the white space."""
-    said = _words(text)
-    return {fact for fact in facts if _words(fact) in said}
-
-
-def _words(text: str) -> str:
-    """Words and marks with a blank around each: 'a b; c' -> ' a b ; c '."""
-    return " ".join(["", *re.findall(r"\w+|[^\w\s]", text), ""])
+    return None if step.memory is None else stated(step.memory, facts)

@@ -21,6 +21,7 @@ EXTRA_FIELDS = (  # not in every table: of older runs, or of agents with a store
     *("queries", "asked_needed", "asked_needless"),
 )
 STEP_FIELDS = ("step_p_answer", "step_mem_tokens", "step_context_tokens")  # a list [S] a task
+CUT_OFF = ("truncated", "context_overflow")  # statuses of trajectories that ran out of tokens
 NAN = float("nan")
 
 
@@ -105,7 +106,8 @@ def task_rows(
 def evaluation_metrics(rows: Sequence[Mapping[str, Any]], mode: str) -> dict[str, float]:
     """`eval/n{K}/...` (greedy) or `eval_sampled/n{K}/...`: means over the tasks of each K.
 
-    The names are `TASK_FIELDS` and those of `EXTRA_FIELDS` that the rows have.
+    The names are `TASK_FIELDS`, those of `EXTRA_FIELDS` that the rows have, and `truncated_frac`,
+    the share of tasks that a limit of tokens cut off.
     """
     area = "eval" if mode == "greedy" else "eval_sampled"
     metrics: dict[str, float] = {}
@@ -113,6 +115,7 @@ def evaluation_metrics(rows: Sequence[Mapping[str, Any]], mode: str) -> dict[str
         chosen = [r for r in rows if r["objectives"] == k]
         for name in (*TASK_FIELDS, *(extra for extra in EXTRA_FIELDS if extra in chosen[0])):
             metrics[f"{area}/n{k}/{name}"] = mean([float(r[name]) for r in chosen])
+        metrics[f"{area}/n{k}/truncated_frac"] = mean([r["status"] in CUT_OFF for r in chosen])
     return metrics
 
 
@@ -127,9 +130,7 @@ def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "memory/tokens": mean([tokens for t in memories for tokens in t]),
         "memory/tokens_last": mean([t[-1] for t in memories if t]),
         "rollout/steps": mean([len(t.steps) for t in trajectories]),
-        "rollout/truncated_frac": mean(
-            [t.status in ("truncated", "context_overflow") for t in trajectories]
-        ),
+        "rollout/truncated_frac": mean([t.status in CUT_OFF for t in trajectories]),
         "rollout/missing_reward": float(sum(not isfinite(t.reward) for t in trajectories)),
         "cost/prompt_tokens": float(sum(len(s.prompt_ids) for t in trajectories for s in t.steps)),
         "cost/generated_tokens": float(

@@ -13,8 +13,10 @@ from matplotlib.figure import Figure
 
 from mempo.evaluation.canvas import DARK, Style, png, save
 from mempo.evaluation.plots import (
+    COLD_START_METRICS,
     HEALTH_METRICS,
     LEARNING_METRICS,
+    QUALITY_METRICS,
     learning_curves,
     probability_buckets,
     score_by_objectives,
@@ -127,6 +129,12 @@ def _trained(curves: pd.DataFrame, styles: Mapping[str, Style]) -> list[tuple[st
         (name, caption, partial(learning_curves, curves, metrics=metrics, styles=styles))
         for name, caption, metrics in (
             ("learning_curves", "Learning: mean over seeds, single seeds faint.", LEARNING_METRICS),
+            (
+                "memory_quality",
+                "What memories are worth and keep, drawn likewise.",
+                QUALITY_METRICS,
+            ),
+            ("cold_start", "Learning of the cold start.", COLD_START_METRICS),
             ("training_health", "Health of the training, drawn likewise.", HEALTH_METRICS),
         )
         if measured.intersection(metrics)

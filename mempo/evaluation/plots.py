@@ -34,6 +34,8 @@ _LEARNING = {  # metric -> (quantity, unit)
     "memory/p_answer": ("P(answer | memory)", "probability"),
     "rollout/steps": ("Steps per trajectory", "steps"),
     "memory/tokens": ("Length of a memory", "tokens"),
+}
+_HEALTH = {
     "loss/kl": ("KL to the start policy", "nats per token"),
     "loss/entropy": ("Entropy", "nats per token"),
     "loss/clip_frac": ("Clipped tokens", "share"),
@@ -43,8 +45,19 @@ _LEARNING = {  # metric -> (quantity, unit)
     "audit/logprob_diff_max": ("Largest log-prob difference to the engine", "nats"),
     "time/iteration_s": ("Time of an iteration", "seconds"),
 }
-LEARNING_METRICS = tuple(_LEARNING)[:4]
-HEALTH_METRICS = tuple(_LEARNING)[4:]
+_QUALITY = {
+    "memory/p_full": ("P(answer | full history)", "probability"),
+    "memory/beats_history_frac": ("Memories worth more than the history", "share"),
+    "memory/facts_kept_frac": ("Facts kept from memory to memory", "share"),
+    "memory/facts_held_frac": ("Facts shown that the memory holds", "share"),
+}
+_COLD_START = {"sft/loss": ("Loss of the cold start", "nats per token")}
+LEARNING_METRICS = tuple(_LEARNING)
+HEALTH_METRICS = tuple(_HEALTH)
+QUALITY_METRICS = tuple(_QUALITY)
+COLD_START_METRICS = tuple(_COLD_START)
+DRAWN = (*LEARNING_METRICS, *HEALTH_METRICS, *QUALITY_METRICS, *COLD_START_METRICS)
+_CURVES = {**_LEARNING, **_HEALTH, **_QUALITY, **_COLD_START}
 _SCORES = {
     "em": ("Exact match", "share of objectives"),
     "f1": ("Word F1", "F1 (0 to 1)"),
@@ -75,7 +88,7 @@ def learning_curves(
     styles = styles or palette(rows["method"])
     figure, panels = canvas(len(present))
     for axes, metric in zip(panels, present, strict=True):
-        quantity, unit = _LEARNING.get(metric, (metric, ""))
+        quantity, unit = _CURVES.get(metric, (metric, ""))
         last: dict[str, float] = {}
         for method in ordered(rows["method"]):
             one = rows[(rows["method"] == method) & (rows["metric"] == metric)]
@@ -104,7 +117,7 @@ def learning_curves(
         leader = finding(last, f"over the last {tail} iterations") if metric in _JUDGED else ""
         dress(axes, title=quantity, subtitle=leader, ylabel=unit)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    panels[-1].set_xlabel("iteration")
+    panels[-1].set_xlabel("optimiser step" if set(present) <= set(_COLD_START) else "iteration")
     legend(figure, panels)
     return figure, pd.concat([rows, means], ignore_index=True)
 
@@ -236,7 +249,7 @@ def _by_objectives(
                 capsize=2,
                 label=method,
             )
-            if seeds["seed"].nunique() > 1:
+            if seeds.groupby("objectives").size().max() > 1:
                 axes.plot(
                     seeds["objectives"] + shift, seeds["value"], ".", color=look.colour, alpha=0.5
                 )
@@ -255,7 +268,9 @@ def points(rows: pd.DataFrame, metric: str, by: Sequence[str]) -> pd.DataFrame:
     """Means of `metric` with intervals per value of the columns `by`, and per seed without.
 
     Columns: `by`, then `metric, seed, value, low, high`; `seed` is missing in the rows of means.
+    Where a seed went on from several cold starts each of its runs has a row, with its `start`.
     """
+    runs = run_keys(rows)
     found: list[dict[str, object]] = []
     for where, group in rows.groupby(list(by)):
         if group[metric].isna().all():
@@ -265,9 +280,10 @@ def points(rows: pd.DataFrame, metric: str, by: Sequence[str]) -> pd.DataFrame:
         found.append(
             here | {"seed": None, "value": whole.mean, "low": whole.low, "high": whole.high}
         )
-        questions = group.groupby(["seed", "question_id"])[metric].mean()
-        for seed, value in questions.groupby(level="seed").mean().items():
-            found.append(here | {"seed": seed, "value": value, "low": np.nan, "high": np.nan})
+        questions = group.groupby([*runs, "question_id"], as_index=False)[metric].mean()
+        means = questions.groupby(runs, as_index=False)[metric].mean()
+        for run in means.rename(columns={metric: "value"}).to_dict("records"):
+            found.append({**here, **run, "low": np.nan, "high": np.nan})
     return pd.DataFrame(found).astype({"seed": "Int64", "low": float, "high": float})
 
 

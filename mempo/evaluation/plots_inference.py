@@ -81,7 +81,7 @@ def score_by_history(
     """F1 and P(answer | memory) of one policy by the earlier steps that it sees at inference.
 
     Needs the columns `history` (`agent.history` of a self-memory agent, else empty) and `policy`
-    (the evaluated weights, empty where the run trained its own), see `histories`. A line per
+    (the evaluated weights, empty where they are not known), see `histories`. A line per
     policy and K. The data: `policy, objectives, history, metric, seed, value, low, high`, `seed`
     missing for the mean. Raises ValueError where no policy was evaluated with several histories.
     """

@@ -59,6 +59,7 @@ def write_report(
             title=title,
             papers=[] if paper.empty else paper_cells(paper),
             tables=headline_tables(summary),
+            asks="queries" in summary,
             differences=difference_rows(rows),
             baseline=BASELINE,
             figures=draw_figures(folder / "figures", rows, curves, styles),

@@ -7,6 +7,7 @@ from math import nan
 
 from mempo.agent.external import turns
 from mempo.agent.store import parse_query
+from mempo.evaluation.facts import stated
 from mempo.types import Trajectory
 
 
@@ -19,7 +20,7 @@ def store_use(trajectory: Trajectory, facts: Sequence[str]) -> dict[str, float]:
 
     A fact is asked for by a query all of whose words it has ("a e" of "a e v w"). NaN where there
     is no such fact, or where the trajectory ended without an answer. A fact that no reply has
-    shown counts in neither.
+    shown (word for word, see `stated`) counts in neither.
     """
     steps = trajectory.steps
     use = {
@@ -33,8 +34,8 @@ def store_use(trajectory: Trajectory, facts: Sequence[str]) -> dict[str, float]:
     *before, last = done
     replies = [turn[-1].observation for turn in before]
     queries = [set(parse_query(s.action_text)[1].split()) for s in last if s.action == "query"]
-    in_view = [fact for fact in facts if any(fact in reply for reply in replies[-1:])]
-    stored = [f for f in facts if f not in in_view and any(f in reply for reply in replies[:-1])]
+    in_view = set[str]().union(*(stated(reply, facts) for reply in replies[-1:]))
+    stored = set[str]().union(*(stated(reply, facts) for reply in replies[:-1])) - in_view
     for name, group in (("asked_needed", stored), ("asked_needless", in_view)):
         if group:
             asked = [

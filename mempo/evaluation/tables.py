@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from mempo.evaluation.pairing import pair_runs
 from mempo.evaluation.stats import (
     PairedDifference,
     mean_interval,
@@ -18,7 +19,7 @@ from mempo.evaluation.stats import (
 BASELINE = "GRPO"
 NOTHING = "\u2013"
 MODES = {"greedy": "Greedy decoding", "sampled": "Sampled at temperature 1"}
-T_PAIRS = 3  # Student's t interval is shown from this many pairs of runs on
+T_PAIRS = 3  # Student's t interval is shown, and can mark a difference, from this many runs on
 # metric -> (its name on the page, how a value is written, how a difference is)
 METRICS = {
     "f1": ("F1", "{:.3f}", "{:+.3f}"),
@@ -32,6 +33,9 @@ METRICS = {
     "usd": ("USD / 1,000 tasks", "{:.3f}", "{:+.3f}"),
     "f1_sum": ("F1 sum", "{:.2f}", "{:+.2f}"),
     "em_sum": ("EM sum", "{:.2f}", "{:+.2f}"),
+    "queries": ("queries", "{:.2f}", "{:+.2f}"),
+    "asked_needed": ("asked, needed", "{:.3f}", "{:+.3f}"),
+    "asked_needless": ("asked, needless", "{:.3f}", "{:+.3f}"),
 }
 _SCALE = {"usd": 1000.0}  # a task costs too little to be read
 _NO_PAIR = PairedDifference({}, float("nan"), float("nan"), float("nan"), 0)
@@ -44,8 +48,9 @@ def paper_table(evaluations: pd.DataFrame) -> pd.DataFrame:
 
     A row per `mode, method, objectives, metric`: `mean, low, high` with the bootstrap interval
     over seeds and questions; `difference, difference_low, difference_high` of the same tasks to
-    the baseline, seeds being the outer level, over `pairs` tasks; `t_low, t_high`, Student's t
-    interval of that difference over the runs alone. NaN where there is nothing to compare with.
+    the baseline, seeds being the outer level, over `pairs` tasks of `runs` pairs of runs;
+    `t_low, t_high`, Student's t interval of that difference over the runs alone. NaN where there
+    is nothing to compare with.
     """
     rows: list[dict[str, Any]] = []
     for mode in ordered_modes(evaluations["mode"]):
@@ -66,6 +71,7 @@ def paper_table(evaluations: pd.DataFrame) -> pd.DataFrame:
                         "difference_low": one.low,
                         "difference_high": one.high,
                         "pairs": one.pairs,
+                        "runs": len(one.per_seed),
                         "t_low": one.t_low,
                         "t_high": one.t_high,
                     }
@@ -97,15 +103,18 @@ def paper_cells(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 def _paper_cell(row: Mapping[Any, Any] | None, metric: str) -> dict[str, Any]:
     if row is None:
-        return {"mean": NOTHING, "interval": "", "difference": "", "around": ""}
+        return {"mean": NOTHING, "interval": "", "difference": "", "around": "", "t": ""}
     _, form, signed = METRICS[metric]
-    low, high = row["difference_low"], row["difference_high"]
+    low, high, t_low, t_high = (
+        row[name] for name in ("difference_low", "difference_high", "t_low", "t_high")
+    )
     return {
         "mean": number(row["mean"], form),
         "interval": brackets(row["low"], row["high"], form),
         "difference": "" if pd.isna(row["difference"]) else signed.format(row["difference"]),
         "around": brackets(low, high, signed),
-        "leaves_out_zero": bool(low * high > 0),
+        "t": brackets(t_low, t_high, signed) if row["runs"] >= T_PAIRS else "",
+        "leaves_out_zero": leaves_out_zero(low, high, t_low, t_high, row["runs"]),
     }
 
 
@@ -153,7 +162,9 @@ def difference_rows(evaluations: pd.DataFrame) -> list[dict[str, Any]]:
                         "method": method,
                         "metric": name,
                         "difference": interval(one.mean, one.low, one.high, form),
-                        "leaves_out_zero": one.low * one.high > 0,
+                        "leaves_out_zero": leaves_out_zero(
+                            one.low, one.high, one.t_low, one.t_high, len(one.per_seed)
+                        ),
                         "t": t_interval(one, form),
                         "per_seed": [
                             f"{run_name(run)}: {form.format(value)}"
@@ -168,15 +179,28 @@ def difference_rows(evaluations: pd.DataFrame) -> list[dict[str, Any]]:
 def against_baseline(
     evaluations: pd.DataFrame, method: str, metric: str, mode: str, objectives: int | None
 ) -> PairedDifference | None:
-    """`method` minus the baseline on the tasks both were given; None where there are none."""
+    """`method` minus the baseline on the tasks both were given; None where there are none.
+
+    Pairs are those of `pair_runs`: weights that no run trained stand beside every run of the
+    baseline.
+    """
     if method == BASELINE:
         return None
     rows = evaluations[evaluations["mode"] == mode]
     if objectives is not None:
         rows = rows[rows["objectives"] == objectives]
-    ours, theirs = rows[rows["method"] == method], rows[rows["method"] == BASELINE]
+    ours, theirs = pair_runs(rows, method, BASELINE), rows[rows["method"] == BASELINE]
     found = paired_difference(ours, theirs, metric=metric, key=(str(method), mode, str(objectives)))
     return found if found.pairs else None
+
+
+def leaves_out_zero(low: float, high: float, t_low: float, t_high: float, runs: int) -> bool:
+    """Whether a difference's two intervals leave out 0; never below `T_PAIRS` pairs of runs.
+
+    A bootstrap over so few runs is too narrow to judge by alone, and over one run it speaks of
+    the questions only.
+    """
+    return bool(runs >= T_PAIRS and low * high > 0 and t_low * t_high > 0)
 
 
 def run_name(run: int | tuple[str, int]) -> str:

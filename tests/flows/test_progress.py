@@ -29,3 +29,13 @@ def test_a_line_names_its_run_and_goes_to_stderr(capsys):
     progress.say("done", "grpo seed 1")
     shown = capsys.readouterr()
     assert shown.out == "" and shown.err.endswith("] grpo seed 1: done\n")
+
+
+def test_fault_24_where_most_is_cut_off_the_settings_to_raise_are_named(capsys):
+    progress.warn_cut_off(0.5, "rollouts")
+    assert capsys.readouterr().err == ""
+    progress.warn_cut_off(0.75, "tasks of 2 objective(s), greedy,", "grpo seed 1")
+    assert capsys.readouterr().err.endswith(
+        "grpo seed 1: warning: 75% of the tasks of 2 objective(s), greedy, were cut off; raise "
+        "rollout.max_step_tokens or rollout.max_prompt_tokens\n"
+    )

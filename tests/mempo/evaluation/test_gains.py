@@ -30,6 +30,14 @@ def test_gains_are_told_for_methods_with_all_of_the_baseline_s_runs() -> None:
     assert line.endswith("Total tokens -500 [-500, -500] (by seed: -500 -500)")
 
 
+def test_weights_that_no_run_trained_stand_beside_all_of_the_baseline_s_runs() -> None:
+    rows = evaluations().assign(trained=True, policy="")
+    rows.loc[rows["method"] == "ReAct", ["trained", "policy"]] = [False, "start"]
+    told = difference_lines(rows)
+    assert [line.split(" - ")[0] for line in told] == ["ReAct", "MemPO"]
+    assert "Total tokens +2,000 [+2,000, +2,000] (by seed: +2,000 +2,000)" in told[0]
+
+
 def test_from_three_pairs_of_runs_on_student_s_t_stands_beside_the_bootstrap() -> None:
     (line,) = difference_lines(evaluations(seeds=3))
     assert "F1 +0.250 [+0.250, +0.250] (t [+0.250, +0.250]; by seed: +0.250 +0.250" in line

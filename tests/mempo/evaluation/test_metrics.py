@@ -20,7 +20,7 @@ from mempo.evaluation.metrics import (
     total_tokens,
     usd,
 )
-from mempo.types import Question, Step, Trajectory
+from mempo.types import Question, Status, Step, Trajectory
 
 Make = Callable[..., Trajectory]
 
@@ -156,7 +156,7 @@ def test_evaluation_metrics_are_means_per_number_of_objectives(
     rows = task_rows([*two, make_trajectory([], question=double, f1=0.25)], [0.25, 0.5, 0.75])
     metrics = evaluation_metrics(rows, "greedy")
     # No price, no money; no store, no queries.
-    measured = {*TASK_FIELDS, *EXTRA_FIELDS[1:4]}
+    measured = {*TASK_FIELDS, *EXTRA_FIELDS[1:4], "truncated_frac"}
     assert set(metrics) == {f"eval/n{k}/{name}" for k in (1, 2) for name in measured}
     assert (metrics["eval/n1/f1_sum"], metrics["eval/n2/f1_sum"]) == (0.75, 0.5)
     assert {name: metrics[f"eval/n1/{name}"] for name in TASK_FIELDS} == {
@@ -167,6 +167,15 @@ def test_evaluation_metrics_are_means_per_number_of_objectives(
     sampled = evaluation_metrics(rows, "sampled")
     assert sampled["eval_sampled/n1/f1"] == 0.75
     assert len(sampled) == len(metrics)
+
+
+def test_fault_24_the_share_of_evaluated_tasks_that_were_cut_off_is_a_metric(
+    make_trajectory: Make,
+) -> None:
+    statuses: list[Status] = ["truncated", "context_overflow", "answered", "step_limit"]
+    rows = task_rows([make_trajectory([], status=status) for status in statuses], [])
+    assert evaluation_metrics(rows, "greedy")["eval/n1/truncated_frac"] == 0.5
+    assert evaluation_metrics(rows[2:], "sampled")["eval_sampled/n1/truncated_frac"] == 0.0
 
 
 def test_cost_is_in_dollars_per_million_tokens() -> None:

@@ -157,6 +157,16 @@ def test_scores_by_objectives_are_means_over_seeds_and_questions():
     assert figure.axes[-1].get_xticks().tolist() == [2, 4]
 
 
+def test_a_seed_from_two_cold_starts_is_two_dots():
+    rows = [task("GRPO", 7, q, f1=f1) | {"start": s} for s, f1 in (("one", 0.2), ("two", 0.6))
+            for q in "ab"]  # fmt: skip
+    figure, data = score_by_objectives(pd.DataFrame(rows))
+    found = {row["start"]: row["value"] for row in records(data, metric="f1", seed=7)}
+    assert found == pytest.approx({"one": 0.2, "two": 0.6})
+    dots = [line for line in figure.axes[1].get_lines() if line.get_marker() == "."]
+    assert sorted(np.asarray(dots[0].get_ydata())) == pytest.approx([0.2, 0.6])
+
+
 def test_a_method_without_a_memory_is_left_out_of_its_panel_only():
     table = evaluations()
     table.loc[table["method"] == "GRPO", "p_answer"] = None

@@ -146,7 +146,7 @@ def test_the_paper_s_table_has_every_interval_and_difference(whole, read_page):
     page = read_page(whole[1])
     # GRPO: seeds 0.3 and 0.4; MemPO the same and 0.25 more, TT 1,500 instead of 2,000.
     assert {"0.350", "0.600", "2,000", "1,500"} <= set(page.texts["td"])
-    assert {"Δ +0.250", "Δ -500"} <= set(page.texts["b"])
+    assert {"Δ +0.250", "Δ -500"} <= set(page.texts["small"])  # two seeds: nothing is marked
     assert "[+0.250, +0.250]" in page.texts["small"]
     assert "2 objectives" in page.texts["th"]
     kept = pd.read_csv(whole[0] / "paper_table.csv")
@@ -206,11 +206,17 @@ def test_the_headline_table_shows_means_deviations_and_differences(whole, read_p
     assert "0.600" in cells["td"]
     assert "± 0.071" in cells["small"]
     assert "1,500" in cells["td"]
-    # Better by the same 0.25 everywhere: the interval leaves out 0 and is bold.
-    assert "+0.250 [+0.250, +0.250]" in cells["b"]
-    assert "-500 [-500, -500]" in cells["b"]
+    # Better by the same 0.25 everywhere; two pairs of runs are too few to mark it.
+    assert {"+0.250 [+0.250, +0.250]", "-500 [-500, -500]"} <= set(cells["td"])
     assert "seed 0: +0.250, seed 1: +0.250" in cells["td"]
     assert "Greedy decoding" in cells["h3"]
+
+
+def test_from_three_seeds_on_a_difference_that_leaves_out_0_is_bold(tmp_path, read_page):
+    third = evaluations().query("seed == 0 and method != 'ReAct'").assign(seed=2)
+    cells = read_page(report(tmp_path, evaluations=pd.concat([evaluations(), third]))).texts
+    assert {"Δ +0.250", "Δ -500", "+0.250 [+0.250, +0.250]"} <= set(cells["b"])
+    assert "t [+0.250, +0.250]" in cells["small"]
 
 
 def test_differences_are_those_of_the_pairs(whole, read_page):

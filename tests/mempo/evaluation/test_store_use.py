@@ -42,3 +42,24 @@ def test_facts_in_the_store_and_facts_in_view_are_told_apart(
     use = store_use(make_trajectory([steps[2], steps[-1]]), FACTS)
     assert isnan(use["asked_needed"]) and use["asked_needless"] == 0.0
     assert isnan(store_use(make_trajectory([]), FACTS)["asked_needed"])
+
+
+def test_a_fact_is_shown_by_its_words_and_not_by_parts_of_others(
+    make_step: Callable[..., Step], make_trajectory: Callable[..., Trajectory]
+) -> None:
+    def call(reply: str) -> Step:
+        step = make_step([5], action="tool_call")
+        step.observation = reply
+        return step
+
+    def asked(*replies: str) -> dict[str, float]:
+        return store_use(
+            make_trajectory([*map(call, replies), make_step([7], action="answer")]), FACTS
+        )
+
+    # 'two' is not 'twofold', nor 'age' the end of 'voyage'.
+    assert isnan(asked("age bob one twofold", "voyage bob one two")["asked_needed"])
+    assert isnan(asked("age bob one twofold", "voyage bob one two")["asked_needless"])
+    # A line break between its words, or a full stop after it, hides no fact.
+    assert asked("age bob\none  two.", "nothing")["asked_needed"] == 0.0
+    assert asked("age bob\none  two.")["asked_needless"] == 0.0

@@ -65,12 +65,84 @@ def test_a_method_without_some_objectives_has_dashes_there():
 
 
 def test_a_difference_is_marked_only_where_its_interval_leaves_out_0():
-    [table] = paper_cells(paper_table(study()))
+    rows = study()
+    # Gains of 0.3, 0.4 and 0.5: t from 0.4 - 4.3027 * 0.1 / sqrt(3) on.
+    rows.loc[rows["method"] == "MemPO", "f1"] += 0.2
+    [table] = paper_cells(paper_table(rows))
     [_, mempo] = table["rows"]
     f1, em, *_ = mempo["cells"]
-    assert f1["difference"] == "+0.200" and f1["leaves_out_zero"]
+    assert f1["difference"] == "+0.400" and f1["leaves_out_zero"]
+    assert f1["t"] == "[+0.152, +0.648]"
     assert em["difference"] == "+0.000" and not em["leaves_out_zero"]
     assert em["around"] == "[+0.000, +0.000]"
+
+
+@pytest.mark.parametrize(("seeds", "t"), [(1, ""), (2, ""), (3, "[-0.048, +0.448]")])
+def test_a_bootstrap_over_few_runs_marks_nothing_that_student_s_t_does_not(seeds: int, t: str):
+    [table] = paper_cells(paper_table(study(seeds)))
+    f1 = table["rows"][1]["cells"][0]
+    assert f1["around"].startswith("[+") and f1["t"] == t  # the bootstrap leaves out 0
+    assert not f1["leaves_out_zero"]
+    assert not difference_rows(study(seeds))[0]["leaves_out_zero"]
+
+
+def untrained(method: str, seed: int, f1: float, policy: str = "start") -> dict[str, Any]:
+    return task(method, seed, "a", f1=f1, trained=False, policy=policy)
+
+
+def grpo(*f1: float, start: str = "") -> list[dict[str, Any]]:
+    more = {"start": start} if start else {}
+    return [
+        task("GRPO", i, "a", f1=value, trained=True, policy=f"{start}{i}") | more
+        for i, value in enumerate(f1, start=1)
+    ]
+
+
+def test_weights_that_no_run_trained_are_paired_with_every_run_of_the_baseline():
+    rows = pd.DataFrame([*grpo(0.9, 0.5, 0.5), untrained("SFT", 1, 0.7)])
+    row = paper_table(rows).query("method == 'SFT' and metric == 'f1'").iloc[0]
+    # 0.7 minus the mean 1.9 / 3, not minus the 0.9 of the seed that it happens to share.
+    assert row["difference"] == pytest.approx(0.2 / 3)
+    assert (row["pairs"], row["runs"]) == (3, 3)
+    assert difference_rows(rows)[0]["per_seed"] == [
+        "seed 1: -0.200", "seed 2: +0.200", "seed 3: +0.200"
+    ]  # fmt: skip
+    # Evaluated with other seeds too, the weights are still one policy: its mean counts.
+    more = pd.concat([rows, pd.DataFrame([untrained("SFT", 9, 0.5)])])
+    assert difference_rows(more)[0]["per_seed"][0] == "seed 1: -0.300"
+
+
+def test_untrained_weights_are_paired_within_their_cold_start():
+    rows = pd.DataFrame(
+        [
+            *grpo(0.9, 0.5, start="one"),
+            *grpo(0.2, start="two"),
+            untrained("SFT", 1, 0.7) | {"start": "one"},
+            untrained("SFT", 1, 0.3, "other") | {"start": "two"},
+            untrained("External", 1, 0.3) | {"start": "three"},
+        ]
+    )
+    assert difference_rows(rows)[0]["per_seed"] == [
+        "one seed 1: -0.200", "one seed 2: +0.200", "two seed 1: +0.100"
+    ]  # fmt: skip
+    assert "External" not in {row["method"] for row in difference_rows(rows)}
+
+
+@pytest.mark.parametrize("policy", ["tiny", "2"])
+def test_weights_with_a_seed_of_their_own_are_paired_by_it(policy: str):
+    # Drawn from the seed, or trained by the run of that seed.
+    rows = pd.DataFrame([*grpo(0.9, 0.5, 0.5), untrained("again", 2, 0.75, policy)])
+    assert difference_rows(rows)[0]["per_seed"] == ["seed 2: +0.250"]
+
+
+def test_what_an_agent_asks_its_store_stands_in_the_table_of_all_numbers():
+    rows = study(1).assign(queries=NAN, asked_needed=NAN, asked_needless=NAN)
+    mine = rows["method"] == "MemPO"
+    rows.loc[mine, ["queries", "asked_needed", "asked_needless"]] = [1.5, 0.75, 0.25]
+    [table] = headline_tables(summary_table(rows))
+    assert table["metrics"][-3:] == ["queries", "asked, needed", "asked, needless"]
+    shown = {row["method"]: [mean for mean, _ in row["cells"][-3:]] for row in table["rows"]}
+    assert shown == {"GRPO": ["\u2013"] * 3, "MemPO": ["1.50", "0.750", "0.250"]}
 
 
 def test_all_numbers_leave_out_what_nobody_measured():

@@ -162,6 +162,16 @@ def test_an_unreadable_step_shows_its_whole_output(read_page):
     assert "no readable action" in page.text
 
 
+def test_a_query_asks_the_store_and_calls_no_tool(read_page):
+    asks = step(None, action="query", query_or_answer="segments bob", observation="bob one")
+    labels = read_page(trajectories_html([trajectory(asks)])).texts["span"]
+    assert {"asks its store", "store"} <= set(labels)
+    assert not {"tool call", "information"} & set(labels)
+    both = read_page(trajectories_html([trajectory(asks | {"observation": "w " * 200}, step())]))
+    assert any(text.startswith("store: w w") for text in both.texts["summary"])
+    assert {"tool call", "information"} <= set(both.texts["span"])
+
+
 def test_long_replies_are_folded(read_page):
     reply = "word " * 100
     page = read_page(trajectories_html([trajectory(step(observation=reply))]))
