@@ -35,7 +35,7 @@ def score_by_tokens(
     sides: list[pd.DataFrame] = []
     for metric in ("tt", "f1"):
         means = points(rows, metric, ("method", "objectives"))
-        means = means[means["seed"].isna()].drop(columns=["seed", "metric"])
+        means = means.loc[means["seed"].isna(), ["method", "objectives", "value", "low", "high"]]
         names = {"value": metric, "low": f"{metric}_low", "high": f"{metric}_high"}
         sides.append(means.rename(columns=names).set_index(["method", "objectives"]))
     data = pd.concat(sides, axis=1).reset_index()

@@ -37,6 +37,14 @@ def test_f1_against_tokens_has_a_point_per_method_and_objectives():
     assert [text.get_text() for text in axes.texts] == ["2", "2", "4"]
 
 
+def test_a_method_is_one_point_whatever_its_cold_starts():
+    rows = [task("GRPO", "a", f1=f1) | {"start": s} for s, f1 in (("one", 0.25), ("two", 0.75))]
+    _, data = score_by_tokens(pd.DataFrame(rows))
+    names = ["method", "objectives", "tt", "tt_low", "tt_high", "f1", "f1_low", "f1_high"]
+    assert data.columns.tolist() == names
+    assert data["f1"].tolist() == [0.5]
+
+
 def test_points_that_lie_together_are_numbered_once():
     rows = [task(method, "a", f1=0.5, tt=100) for method in ("GRPO", "MemPO")]
     figure, data = score_by_tokens(pd.DataFrame(rows))
