@@ -1,0 +1,68 @@
+"""The whole configuration of a run."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from mempo.config.acting import Agent, Environment, Policy, Rollout
+from mempo.config.base import Settings
+from mempo.config.credit import Memory, Reward
+from mempo.config.learning import Audit, Learner, Loss, Sft
+from mempo.config.running import Checkpoint, Cluster, Evaluate, Price, Tracking
+
+
+class Experiment(Settings):
+    """One run, whole: what a preset fills in, a form shows and MLflow records."""
+
+    preset: str = Field(default="", description="Name of the preset this was built from.")
+    seed: int = Field(
+        default=0, description="One seed for the run; every draw is a function of it."
+    )
+    iterations: int = Field(default=24, ge=0, description="RL iterations; 0 only evaluates.")
+    environment: Environment = Environment()
+    policy: Policy = Policy()
+    agent: Agent = Agent()
+    rollout: Rollout = Rollout()
+    reward: Reward = Reward()
+    memory: Memory = Memory()
+    loss: Loss = Loss()
+    learner: Learner = Learner()
+    audit: Audit = Audit()
+    sft: Sft = Sft()
+    evaluate: Evaluate = Evaluate()
+    price: Price = Price()
+    checkpoint: Checkpoint = Checkpoint()
+    tracking: Tracking = Tracking()
+    cluster: Cluster = Cluster()
+
+    @model_validator(mode="after")
+    def _fits(self) -> Experiment:
+        if self.evaluate.memory_weight != 1 and not self.agent.remembers:
+            raise ValueError(
+                f"evaluate.memory_weight is set, but agent.kind '{self.agent.kind}' writes no "
+                "memory; leave it out"
+            )
+        if self.rollout.resample and self.memory.gain_bonus > 0:
+            raise ValueError(
+                "rollout.resample replaces groups of equal rewards as soon as they are sampled, "
+                "but memory.gain_bonus adds to rewards only after scoring; set one of them to 0"
+            )
+        return self
+
+    @property
+    def credited_memory(self) -> Memory:
+        """`memory` as the loss uses it: DPO knows no advantages, A^M has weight 0 in it."""
+        if self.loss.policy != "dpo":
+            return self.memory
+        return self.memory.model_copy(update={"weight": 0.0, "schedule": "constant"})
+
+    @property
+    def algorithm(self) -> Literal["grpo", "mempo", "dpo"]:
+        """The tag of the run: without a memory, or without its advantage, MemPO is GRPO."""
+        if self.loss.policy == "dpo":
+            return "dpo"
+        # A single iteration is the first one, whatever the weight would go to.
+        weighted = self.memory.trained if self.iterations > 1 else self.memory.weight > 0
+        return "mempo" if self.agent.remembers and weighted else "grpo"
