@@ -15,8 +15,10 @@ def store_use(trajectory: Trajectory, facts: Sequence[str]) -> dict[str, float]:
     """How the turn that answered used the store, by the facts that the question asks for.
 
         queries         queries of the whole trajectory
-        asked_needed    share of the facts that were asked for, of those that only the store holds
-        asked_needless  the same of those that are in view: in the reply to the turn before
+        asked_needed    share of the facts that were asked for, or came back with another one, of
+                        those that only the store holds
+        asked_needless  share of the facts that were asked for, of those that are in view: in the
+                        reply to the turn before
 
     A fact is asked for by a query all of whose words it has ("a e" of "a e v w"). NaN where there
     is no such fact, or where the trajectory ended without an answer. A fact that no reply has
@@ -33,13 +35,14 @@ def store_use(trajectory: Trajectory, facts: Sequence[str]) -> dict[str, float]:
         return use
     *before, last = done
     replies = [turn[-1].observation for turn in before]
-    queries = [set(parse_query(s.action_text)[1].split()) for s in last if s.action == "query"]
+    queries = [s for s in last if s.action == "query"]
+    words = [set(parse_query(s.action_text)[1].split()) for s in queries]
+    asked = {fact for fact in facts if any(w and w <= set(fact.split()) for w in words)}
+    back = set[str]().union(*(stated(s.observation, facts) for s in queries))
     in_view = set[str]().union(*(stated(reply, facts) for reply in replies[-1:]))
     stored = set[str]().union(*(stated(reply, facts) for reply in replies[:-1])) - in_view
-    for name, group in (("asked_needed", stored), ("asked_needless", in_view)):
-        if group:
-            asked = [
-                any(words and words <= set(fact.split()) for words in queries) for fact in group
-            ]
-            use[name] = sum(asked) / len(group)
+    if stored:
+        use["asked_needed"] = len(stored & (asked | back)) / len(stored)
+    if in_view:
+        use["asked_needless"] = len(in_view & asked) / len(in_view)
     return use

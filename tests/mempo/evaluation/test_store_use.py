@@ -34,6 +34,8 @@ def test_facts_in_the_store_and_facts_in_view_are_told_apart(
     use = store_use(make_trajectory(steps), FACTS)
     # Stored: age bob (asked) and job ann (not); in view: home eve (asked); pet sue was never seen.
     assert use == {"queries": 3.0, "asked_needed": 0.5, "asked_needless": 1.0}
+    steps[3].observation = "age bob one two ; job ann three four"  # a summary holds both
+    assert store_use(make_trajectory(steps), FACTS)["asked_needed"] == 1.0
     use = store_use(make_trajectory([*steps[:3], steps[-1]]), FACTS)
     assert use == {"queries": 0.0, "asked_needed": 0.0, "asked_needless": 0.0}
 
