@@ -17,7 +17,7 @@ from mempo.types import Question, Trajectory
 
 TASK_FIELDS = ("f1", "em", "format", "p_answer", "tt", "pt", "steps")
 EXTRA_FIELDS = (  # not in every table: of older runs, or of agents with a store alone
-    *("usd", "mem_tokens", "em_sum", "f1_sum"),
+    *("usd", "mem_tokens", "em_sum", "f1_sum", "well_formed"),
     *("queries", "asked_needed", "asked_needless"),
 )
 STEP_FIELDS = ("step_p_answer", "step_mem_tokens", "step_context_tokens")  # a list [S] a task
@@ -57,8 +57,8 @@ def task_rows(
     the task's own tokens cost at `price` (scoring P(answer | memory) is measurement and not in it;
     without a price there is no such column); `mem_tokens`, the mean length of its memories (NaN
     where none was written); `em_sum` and `f1_sum`, MEM1's scores: sums over the objectives, that
-    is K times the means; and the lists over steps `STEP_FIELDS` (None where a step has no memory,
-    or no probability).
+    is K times the means; `well_formed`, the share of its steps that are (NaN without a step); and the
+    lists over steps `STEP_FIELDS` (None where a step has no memory, or no probability).
 
     p_answer_S: P(answer | memory) a step, in the order of trajectories and steps; the last one
     that is known counts for the task. facts_of: for agents with a store, what a question asks for;
@@ -91,6 +91,7 @@ def task_rows(
                 "mem_tokens": mean(memory_tokens(t)),
                 "em_sum": k * t.em,
                 "f1_sum": k * t.f1,
+                "well_formed": mean([s.well_formed for s in t.steps]),
                 "step_p_answer": [p if p is not None and p == p else None for p in of_steps],
                 "step_mem_tokens": [
                     sum(b - a for a, b in s.mem_spans) if s.mem_spans else None for s in t.steps

@@ -25,6 +25,7 @@ METRICS = {
     "f1": ("F1", "{:.3f}", "{:+.3f}"),
     "em": ("EM", "{:.3f}", "{:+.3f}"),
     "format": ("format", "{:.3f}", "{:+.3f}"),
+    "well_formed": ("well-formed steps", "{:.3f}", "{:+.3f}"),
     "p_answer": ("P(answer | memory)", "{:.3f}", "{:+.3f}"),
     "tt": ("TT", "{:,.0f}", "{:+,.0f}"),
     "pt": ("PT", "{:,.0f}", "{:+,.0f}"),

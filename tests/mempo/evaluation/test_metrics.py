@@ -109,10 +109,12 @@ def test_a_task_has_the_last_known_p_answer(two: list[Trajectory], make_trajecto
     assert rows[0] == {
         "question_id": "q", "pass": 0, "objectives": 1, "f1": 1.0, "em": 1.0, "format": 1.0,
         "p_answer": 0.25, "tt": 20, "pt": 15, "steps": 2, "mem_tokens": 3.0, "em_sum": 1.0,
-        "f1_sum": 1.0, "step_p_answer": [0.25, None], "step_mem_tokens": [2, 4],
+        "f1_sum": 1.0, "well_formed": 1.0, "step_p_answer": [0.25, None], "step_mem_tokens": [2, 4],
         "step_context_tokens": [5, 15], "status": "answered",
     }  # fmt: skip
     assert [r["steps"] for r in rows] == [2, 0, 1]
+    two[0].steps[1].well_formed = False
+    assert task_rows(two, [0.25, 0.5, 0.75])[0]["well_formed"] == 0.5
     assert [math.isnan(r["p_answer"]) for r in rows] == [False, True, True]
     assert [r["p_answer"] for r in task_rows(two, [0.25, 0.5, 0.75])] == [0.5, 0.75]
 
@@ -156,7 +158,7 @@ def test_evaluation_metrics_are_means_per_number_of_objectives(
     rows = task_rows([*two, make_trajectory([], question=double, f1=0.25)], [0.25, 0.5, 0.75])
     metrics = evaluation_metrics(rows, "greedy")
     # No price, no money; no store, no queries.
-    measured = {*TASK_FIELDS, *EXTRA_FIELDS[1:4], "truncated_frac"}
+    measured = {*TASK_FIELDS, *EXTRA_FIELDS[1:5], "truncated_frac"}
     assert set(metrics) == {f"eval/n{k}/{name}" for k in (1, 2) for name in measured}
     assert (metrics["eval/n1/f1_sum"], metrics["eval/n2/f1_sum"]) == (0.75, 0.5)
     assert {name: metrics[f"eval/n1/{name}"] for name in TASK_FIELDS} == {
