@@ -57,8 +57,8 @@ def task_rows(
     the task's own tokens cost at `price` (scoring P(answer | memory) is measurement and not in it;
     without a price there is no such column); `mem_tokens`, the mean length of its memories (NaN
     where none was written); `em_sum` and `f1_sum`, MEM1's scores: sums over the objectives, that
-    is K times the means; `well_formed`, the share of its steps that are (NaN without a step); and the
-    lists over steps `STEP_FIELDS` (None where a step has no memory, or no probability).
+    is K times the means; `well_formed`, the share of its steps that are (NaN without a step); and
+    the lists over steps `STEP_FIELDS` (None where a step has no memory, or no probability).
 
     p_answer_S: P(answer | memory) a step, in the order of trajectories and steps; the last one
     that is known counts for the task. facts_of: for agents with a store, what a question asks for;
