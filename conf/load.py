@@ -156,6 +156,8 @@ def _override_layer(override: str) -> Layer:
     if not equals or not dotted:
         raise ConfigError(f"override '{override}' must look like section.setting=value")
     where = f"override '{override}'"
+    if dotted == "preset":
+        raise ConfigError(f"{where}: a preset is chosen with --preset {text}, not with --set")
     _check_known(dotted, where)
     value = text if _annotation(dotted) is str else read_value(text, where)
     return {dotted: (value, where)}

@@ -153,14 +153,14 @@ def ablate(
         int | None, typer.Option("--parallel", metavar="N", help="Runs that go on side by side.")
     ] = None,
     resume: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--resume",
             metavar="RUN",
             help="Go on with this MLflow run of the study, or with 'auto' the newest one that is "
             "not done.",
         ),
-    ] = "",
+    ] = None,
     show: Annotated[
         bool, typer.Option("--list", help="List the runs of the study and start nothing.")
     ] = False,
@@ -202,6 +202,8 @@ def ablate(
         if parallel is not None:
             changes.append(f"cluster.parallel={parallel}")
         plan = load_study(study, seeds=integers(seeds), cluster=cluster, overrides=changes)
+        if resume == "":
+            raise ConfigError("--resume: empty; give a run id or 'auto'")
         if show and resume:
             raise ConfigError("--list starts nothing, so it goes without --resume; drop one")
         if show:
@@ -211,7 +213,7 @@ def ablate(
 
         experiments = [child.experiment for child in plan.children]
         stay_offline(*(m for e in experiments for m in (e.policy.model, e.agent.embedding_model)))
-        result = run.ablate(plan, resume, _typed(study, cluster, changes, seeds))
+        result = run.ablate(plan, resume or "", _typed(study, cluster, changes, seeds))
         if result.failed:
             complain(f"{len(result.failed)} of {len(plan.children)} runs failed")
             raise typer.Exit(1)

@@ -7,20 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mempo.config import Agent, Environment, Experiment, Policy
-from mempo.policies.shipped import model_path
+from mempo.policies.shipped import how_to_make, model_path
 
 if TYPE_CHECKING:
     from mempo.policies.codec import Codec
 
 
-_A_POLICY = (
-    "give an existing folder (`mempo sft --preset wiki` makes models/wiki-sft, "
-    "`mempo fetch smollm2` models/smollm2) or 'tiny'"
-)
-
-
-def check_model(model: str, *, cure: str = _A_POLICY) -> str:
+def check_model(model: str, *, cure: str = "") -> str:
     """What is at a folder or hub name; weights are not read. `cure`: what to do without."""
+    cure = cure or how_to_make(model)
     if model == "tiny":
         return "a fresh tiny policy"
     folder = Path(model_path(model))

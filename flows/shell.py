@@ -32,6 +32,9 @@ def command() -> Iterator[None]:
     except KeyboardInterrupt:
         complain("stopped")
         raise typer.Exit(130) from None
+    except BrokenPipeError:  # whoever reads has seen enough, as in `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(0) from None
     except Exception as error:  # the edge: nobody is left above to tell the user
         if os.environ.get(DEBUG) == "1":
             traceback.print_exc()

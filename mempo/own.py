@@ -68,7 +68,7 @@ def load(setting: Setting, path: str) -> Callable[..., Any]:
         raise ValueError(f"{setting}: '{path}' is no import path; write my_pkg.mod:name")
     try:
         module = import_module(module_name)
-    except Exception as error:  # a module of the user's own may raise anything
+    except (Exception, SystemExit) as error:  # a module of the user's own may raise anything
         lacks = error.name if isinstance(error, ModuleNotFoundError) else None
         if lacks and f"{module_name}.".startswith(f"{lacks}."):
             raise ValueError(
@@ -83,6 +83,8 @@ def load(setting: Setting, path: str) -> Callable[..., Any]:
             f"{setting}: module {module_name} has no '{name}'; define it there, or correct the path"
         )
     function = getattr(module, name)
+    if inspect.isclass(function):
+        raise ValueError(f"{setting}: {path} is a class; write def {name}(...) instead")
     wrong = _misfit(function, PARAMETERS[setting])
     if wrong:
         raise ValueError(
@@ -100,7 +102,7 @@ def call(setting: Setting, path: str, where: str, *args: Any) -> Any:
     function = load(setting, path)
     try:
         return function(*args)
-    except Exception as error:  # a function of the user's own may raise anything
+    except (Exception, SystemExit) as error:  # a function of the user's own may raise anything
         raise ValueError(f"{setting}: {path} failed on {where} ({_reason(error)})") from error
 
 

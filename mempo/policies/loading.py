@@ -9,7 +9,7 @@ import torch
 
 from mempo.config import Environment, Policy
 from mempo.policies.codec import Codec
-from mempo.policies.shipped import model_path
+from mempo.policies.shipped import how_to_make, model_path
 
 
 def load_codec(policy: Policy, environment: Environment) -> Codec:
@@ -61,8 +61,5 @@ def _checked(model: str) -> str:
                 f"policy.model: {model} has no config.json, so it is not a model folder"
             )
     elif looks_local or model.startswith("models/"):
-        raise ValueError(
-            f"policy.model: there is no folder {model}; give an existing one or a hub name "
-            "(`mempo sft -p wiki` makes models/wiki-sft, `mempo fetch smollm2` models/smollm2)"
-        )
+        raise ValueError(f"policy.model: there is no folder {model}; {how_to_make(model)}")
     return model

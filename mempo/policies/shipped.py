@@ -17,3 +17,16 @@ def model_path(name: str) -> str:
         known = ", ".join(f"{BUILTIN}{f.name}" for f in sorted(FOLDER.glob("*")) if f.is_dir())
         raise ValueError(f"policy.model: there is no {name}; there are: {known or 'none'}")
     return str(folder)
+
+
+def how_to_make(model: str) -> str:
+    """What to do where there is no folder `model`: the command that makes it, if one does."""
+    made_by = {
+        "models/smollm2": "`mempo fetch smollm2`",
+        "models/wiki-sft": "`mempo sft --preset wiki`",
+        "models/atlas-agents": "`mempo sft --preset agents`",
+        "models/atlas-cost": "the command in the description of `mempo ablate cost --list`",
+    }
+    if model in made_by:
+        return f"{made_by[model]} makes it"
+    return "give an existing folder (`mempo fetch smollm2` makes one), a hub name, or 'tiny'"

@@ -78,6 +78,8 @@ def stopped(study: Study):
     from flows import ablate
 
     said: list[str] = []
+    # A process that was started in the background may ignore Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with pytest.MonkeyPatch.context() as patch:
         stop_at_first_iteration(patch)
         patch.setattr(ablate, "say", lambda line, label="": said.append(line))

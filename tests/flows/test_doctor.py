@@ -127,6 +127,16 @@ def test_fault_51_a_missing_model_folder(model):
     assert "mempo fetch smollm2" in message
 
 
+def test_a_missing_folder_that_a_command_makes_names_the_command(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for model, command in (
+        ("models/wiki-sft", "mempo sft --preset wiki"),
+        ("models/atlas-agents", "mempo sft --preset agents"),
+    ):
+        message = refused(load("test", overrides=[f"policy.model={model}"]))
+        assert f"there is no folder {model}; `{command}` makes it" in message
+
+
 def test_fault_51_a_model_folder_without_a_file(model):
     experiment = load("test", overrides=[f"policy.model={model}"])
     preflight(experiment)

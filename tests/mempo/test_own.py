@@ -158,3 +158,13 @@ def test_what_is_no_number_a_step_is_refused(values: Any, part: str) -> None:
     with pytest.raises(ValueError, match=r"^memory\.function: m:f returned") as caught:
         own.numbers("memory.function", "m:f", "q", values, 2)
     assert part in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_module_that_exits_is_no_success(tmp_path, monkeypatch):
+    (tmp_path / "leaves.py").write_text("raise SystemExit(0)\n")
+    (tmp_path / "holds.py").write_text("class K:\n    def __init__(self, trajectory): ...\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ValueError, match=r"reward.function: module leaves cannot be imported"):
+        own.load("reward.function", "leaves:f")
+    with pytest.raises(ValueError, match=r"reward.function: holds:K is a class"):
+        own.load("reward.function", "holds:K")
