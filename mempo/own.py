@@ -184,5 +184,5 @@ def _shown(signature: inspect.Signature) -> str:
     return str(inspect.Signature(plain))
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -127,10 +127,11 @@ def atlas_batch(
     stage = min(int(progress * 3) + 1, 3)
     ladder = sorted(settings.objectives)[: -(-len(settings.objectives) * stage // 3)]
     size = settings.batch_size
-    kinds = list(dict.fromkeys((*settings.agents, agent.kind)))
+    kinds: list[AgentKind] = list(dict.fromkeys((*settings.agents, agent.kind)))
     agents = [agent_of(agent, kind) for kind in kinds]
     remembering = [a for a in agents if a.remembers]
-    by_step = sorted((k for k in kinds if k != "react"), key=lambda k: k != "self_memory")
+    by_step: list[AgentKind] = [k for k in kinds if k != "react"]
+    by_step.sort(key=lambda k: k != "self_memory")
     react = size // 8 if "react" in kinds else 0
     steps = size // 2 if remembering else size - react
     if not by_step:

@@ -110,7 +110,7 @@ class AtlasWorld:
     def reply(self, questions: Sequence[Question], queries: Sequence[str]) -> list[str | ToolError]:
         return [self._reply(q, query) for q, query in zip(questions, queries, strict=True)]
 
-    def _reply(self, question: Question, query: str) -> str | ToolError:
+    def _reply(self, question: Question, query: str) -> str:
         """The facts nearest to the query, shuffled; a function of (question, query)."""
         facts = self.facts(question.id)
         words = query.split()
