@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from mempo.config import Learner
+from mempo.config import Learner, Loss
 from mempo.learners.loss import token_weights
 from mempo.learners.packing import sampled_row
 from mempo.learners.torch_learner import TorchLearner, TrainRow
@@ -72,6 +72,24 @@ class Bench:
             )
             for i, row in enumerate(rows)
         ]
+
+    @staticmethod
+    def gradients(
+        learner: TorchLearner, rows: Sequence[TrainRow], loss: Loss
+    ) -> tuple[list[torch.Tensor], dict[str, float]]:
+        """(the gradients of an update, caught before the optimiser sees them; its metrics)"""
+        caught: list[torch.Tensor] = []
+
+        def catch(lr: float) -> float:
+            caught.extend(
+                torch.zeros_like(p) if p.grad is None else p.grad.clone()
+                for p in learner.model.parameters()
+            )
+            learner.optimizer.zero()
+            return 0.0
+
+        learner.optimizer.step = catch  # type: ignore[method-assign]
+        return caught, learner.update(rows, loss)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 
 from mempo.config import Loss
 from mempo.learners.loss import token_weights
-from mempo.learners.torch_learner import TorchLearner, TrainRow
+from mempo.learners.torch_learner import TrainRow
 from mempo.policies.distribution import Sampling, logprobs_of
 from mempo.policies.weights import digest
 from mempo.types import Row
@@ -20,24 +19,6 @@ from mempo.types import Row
 POLICIES: list[Any] = ["ppo_clip", "gspo", "cispo"]
 AGGREGATIONS: list[Any] = ["trajectory_mean", "sequence_mean", "token_mean", "constant"]
 EVERY = list(product(POLICIES, AGGREGATIONS))
-
-
-def update(
-    learner: TorchLearner, rows: Sequence[TrainRow], loss: Loss
-) -> tuple[list[torch.Tensor], dict[str, float]]:
-    """(the gradients of an update, caught before the optimiser sees them; its metrics)"""
-    caught: list[torch.Tensor] = []
-
-    def catch(lr: float) -> float:
-        caught.extend(
-            torch.zeros_like(p) if p.grad is None else p.grad.clone()
-            for p in learner.model.parameters()
-        )
-        learner.optimizer.zero()
-        return 0.0
-
-    learner.optimizer.step = catch  # type: ignore[method-assign]
-    return caught, learner.update(rows, loss)
 
 
 def off_policy(bench: Any, aggregation: str = "trajectory_mean") -> list[TrainRow]:
@@ -71,11 +52,13 @@ def test_fault_28_micro_batches_change_neither_gradients_nor_metrics(
         aggregation=aggregation, importance="truncated",
     )  # fmt: skip
     batch = off_policy(bench, aggregation)
-    whole, metrics = update(bench.learner(reference=True, micro_tokens=54), batch, loss)
+    whole, metrics = bench.gradients(bench.learner(reference=True, micro_tokens=54), batch, loss)
     scale = max(float(g.abs().max()) for g in whole)
     assert scale > 0 and 0 < metrics["clip_frac"] < 1
     for budget in (1, 18, 27):
-        split, got = update(bench.learner(reference=True, micro_tokens=budget), batch, loss)
+        split, got = bench.gradients(
+            bench.learner(reference=True, micro_tokens=budget), batch, loss
+        )
         for a, b in zip(whole, split, strict=True):
             torch.testing.assert_close(a, b, atol=1e-5 * scale, rtol=1e-5)
         assert got == pytest.approx(metrics, rel=1e-5, abs=1e-5)
@@ -123,8 +106,8 @@ def test_importance_of_a_row_weighs_its_tokens(bench: Any, policy: Any) -> None:
         TrainRow(r.row, r.advantages * i, r.old_logprobs, r.weight)
         for r, i in zip(plain, rho, strict=True)
     ]
-    got, _ = update(bench.learner(micro_tokens=18), weighed, Loss(policy=policy))
-    expected, _ = update(bench.learner(micro_tokens=27), folded, Loss(policy=policy))
+    got, _ = bench.gradients(bench.learner(micro_tokens=18), weighed, Loss(policy=policy))
+    expected, _ = bench.gradients(bench.learner(micro_tokens=27), folded, Loss(policy=policy))
     scale = max(float(g.abs().max()) for g in expected)
     for a, b in zip(got, expected, strict=True):
         torch.testing.assert_close(a, b, atol=1e-5 * scale, rtol=1e-5)
@@ -151,7 +134,7 @@ def test_fault_19_zero_advantages_leave_the_weights_bit_identical(bench: Any, po
     flat = bench.train_rows(learner, bench.rows(), advantage=0.0)
     assert learner.update(flat, Loss(policy=policy))["skipped"] == 1
     assert digest(learner.model) == before
-    gradients, got = update(learner, flat, Loss(policy=policy, entropy=1e-9))
+    gradients, got = bench.gradients(learner, flat, Loss(policy=policy, entropy=1e-9))
     assert got["skipped"] == 0  # the bonus alone is a reason to step, and nothing else is in it
     assert max(float(g.abs().max()) for g in gradients) < 1e-6
 
@@ -160,7 +143,7 @@ def test_fault_31_the_entropy_bonus_has_the_gradient_of_the_entropy(bench: Any) 
     """- c sum_k w_k H_k, differentiated by loops over rows; the temperature of sampling is not in
     it."""
     batch = bench.train_rows(bench.learner(), bench.rows(), advantage=0.0)
-    got, _ = update(bench.learner(micro_tokens=18), batch, Loss(entropy=0.3))
+    got, _ = bench.gradients(bench.learner(micro_tokens=18), batch, Loss(entropy=0.3))
     learner = bench.learner()
     total = torch.zeros(())
     for r in batch:

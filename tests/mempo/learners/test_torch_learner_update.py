@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,27 +10,10 @@ import torch
 
 from mempo.config import Loss
 from mempo.learners.loss import token_weights
-from mempo.learners.torch_learner import TorchLearner, TrainRow
+from mempo.learners.torch_learner import TrainRow
 from mempo.policies.distribution import Sampling
 from mempo.policies.weights import digest
 from mempo.types import Row
-
-
-def gradients(learner: TorchLearner, rows: Sequence[TrainRow], loss: Loss) -> list[torch.Tensor]:
-    """The gradients of an update, caught before the optimiser sees them."""
-    caught: list[torch.Tensor] = []
-
-    def catch(lr: float) -> float:
-        caught.extend(
-            torch.zeros_like(p) if p.grad is None else p.grad.clone()
-            for p in learner.model.parameters()
-        )
-        learner.optimizer.zero()
-        return 0.0
-
-    learner.optimizer.step = catch  # type: ignore[method-assign]
-    learner.update(rows, loss)
-    return caught
 
 
 @pytest.mark.parametrize("micro_tokens", [9, 18, 10_000])
@@ -79,11 +61,11 @@ def test_fault_28_micro_batches_of_1_2_3_and_6_give_equal_gradients(
     ]
     # Rows of 4..9 tokens, longest first: budgets that make batches of 1, of 2, of 3 and of 6.
     loss = Loss(kl=0.05)
-    whole = gradients(bench.learner(reference=True, micro_tokens=54), batch, loss)
+    whole, _ = bench.gradients(bench.learner(reference=True, micro_tokens=54), batch, loss)
     scale = max(float(g.abs().max()) for g in whole)
     assert scale > 0
     for budget in (1, 18, 27):
-        split = gradients(bench.learner(reference=True, micro_tokens=budget), batch, loss)
+        split, _ = bench.gradients(bench.learner(reference=True, micro_tokens=budget), batch, loss)
         for a, b in zip(whole, split, strict=True):
             torch.testing.assert_close(a, b, atol=1e-5 * scale, rtol=1e-5)
 
@@ -112,8 +94,10 @@ def test_fault_04_no_gradient_reaches_masked_tokens(bench: Any) -> None:
     torch.testing.assert_close(head[sentinel], expected, atol=1e-6, rtol=1e-4)
 
     alone = bench.learner()
-    got = gradients(alone, [TrainRow(Row(ids[:5], row.mask[:5]), *_rest(batch[0]))], Loss())
-    tail = gradients(bench.learner(), batch, Loss())
+    got, _ = bench.gradients(
+        alone, [TrainRow(Row(ids[:5], row.mask[:5]), *_rest(batch[0]))], Loss()
+    )
+    tail, _ = bench.gradients(bench.learner(), batch, Loss())
     for a, b in zip(got, tail, strict=True):  # what follows the last target plays no part
         torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
 
