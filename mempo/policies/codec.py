@@ -9,10 +9,13 @@ taken from the vocabulary itself.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
+
+_CLOSING = re.compile(r"</[a-z_]+>")
 
 
 @lru_cache(maxsize=1)
@@ -65,7 +68,8 @@ class Codec:
                 else:
                     pieces[i] = bytes(_byte_of_char()[c] for c in token)
             elif state["model"]["type"] == "WordLevel":
-                pieces[i] = b" " + token.encode()
+                # A blank before </mem> would lie inside, and make the tag a token of the memory.
+                pieces[i] = (b"" if _CLOSING.fullmatch(token) else b" ") + token.encode()
             elif token.startswith("<0x") and len(token) == 6 and token.endswith(">"):
                 pieces[i] = bytes([int(token[3:5], 16)])
             else:

@@ -134,12 +134,9 @@ def test_fault_19_a_gain_gives_equal_rewards_a_signal(lab: Lab) -> None:
 
 
 def test_the_length_cost_is_a_price_for_100_tokens_by_hand(lab: Lab) -> None:
-    """Equal memories of 2 and 4 tokens (the blank of "</mem>" makes it one) at 10 for 100.
-
-    R^M = .5 - .2 and .5 - .4.
-    """
+    """Equal memories of 1 and 3 tokens at 10 for 100: R^M = .5 - .1 and .5 - .3."""
     made = [lab.rollout([4]), lab.rollout([4], length=3, rollout=1)]
-    assert [t.steps[0].mem_spans for t in made] == [[(1, 3)], [(1, 5)]]
+    assert [t.steps[0].mem_spans for t in made] == [[(1, 2)], [(1, 4)]]
     assert lab.credit(made).adv_mem == [0, 0]
     np.testing.assert_allclose(lab.credit(made, length_cost=10.0).adv_mem, [1, -1])
     # A memory worth 1/8 more outweighs the .02 of its two more tokens at 1 for 100.

@@ -116,12 +116,15 @@ def test_an_id_that_the_vocabulary_leaves_out_has_no_characters() -> None:
     assert holes.text_and_offsets([0, 1, 2]) == (" a c", [(0, 2), (2, 2), (2, 4)])
 
 
-def test_word_level_tokens_are_separated_by_a_space(atlas_codec: Codec) -> None:
+def test_word_level_tokens_are_separated_by_a_space_but_for_closing_tags(
+    atlas_codec: Codec,
+) -> None:
+    """Else the closing tag would have a character between the tags: a memory token by METHOD."""
     ids = atlas_codec.encode("<mem>nothing</mem>")
     assert len(ids) == 3
     assert atlas_codec.text_and_offsets(ids) == (
-        " <mem> nothing </mem>",
-        [(0, 6), (6, 14), (14, 21)],
+        " <mem> nothing</mem>",
+        [(0, 6), (6, 14), (14, 20)],
     )
 
 
