@@ -41,9 +41,10 @@ def evaluate_policy(
             f1, em, p = (found[f"{area}/n{k}/{name}"] for name in ("f1", "em", "p_answer"))
             every = settings.passes if mode == "sampled" else 1
             times = f" x {every} passes" if every > 1 else ""
+            memory = f"  P(answer|memory) {p:.3f}" if experiment.agent.remembers else ""
             say(
                 f"evaluated {settings.questions} tasks{times} of {k} objective(s), {mode}: "
-                f"F1 {f1:.3f}  EM {em:.3f}  P(answer|memory) {p:.3f}",
+                f"F1 {f1:.3f}  EM {em:.3f}{memory}",
                 label,
             )
             tried = f"tasks of {k} objective(s), {mode},"

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from math import isnan
 from typing import Any
 
 from prefect import flow
@@ -134,8 +135,9 @@ def _timed(metrics: dict[str, float], stage: str) -> Iterator[None]:
 
 
 def _line(m: dict[str, float], done: int, last: int) -> str:
+    p = m["memory/p_answer"]  # NaN: no memory, or not scored in this iteration
+    memory = "" if isnan(p) else f"P(answer|memory) {p:.3f}  "
     return (
         f"iteration {done}/{last}  reward {m['reward/mean']:.3f}  EM {m['reward/em']:.3f}  "
-        f"format {m['reward/format']:.2f}  P(answer|memory) {m['memory/p_answer']:.3f}  "
-        f"{m['time/iteration_s']:.1f} s"
+        f"format {m['reward/format']:.2f}  {memory}{m['time/iteration_s']:.1f} s"
     )

@@ -49,6 +49,11 @@ class Experiment(Settings):
                 "rollout.resample replaces groups of equal rewards as soon as they are sampled, "
                 "but memory.gain_bonus adds to rewards only after scoring; set one of them to 0"
             )
+        if self.iterations and self.rollout.group_size == 1 and self.algorithm != "mempo":
+            raise ValueError(
+                "rollout.group_size is 1, and a trajectory alone in its group is neither better "
+                f"nor worse than another: {self.algorithm} would learn nothing; set it to 2 or more"
+            )
         return self
 
     @property

@@ -83,6 +83,12 @@ class Loss(Settings):
                 "its own pull to the start policy (loss.beta), no ratios and no weights of "
                 "tokens; leave it out"
             )
+        low, high = self.clip_range
+        if high < low:
+            raise ValueError(
+                f"loss.clip_high {high:g} is below the lower range {low:g} (loss.clip): clip-higher "
+                "leaves more room upwards; raise loss.clip_high"
+            )
         return self
 
     @property

@@ -220,3 +220,18 @@ def test_groups_are_not_resampled_before_their_reward_is_known():
     with pytest.raises(ConfigError, match=r"rollout\.resample.*memory\.gain_bonus") as caught:
         load(overrides=["rollout.resample=1", "memory.gain_bonus=0.5"])
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("lonely", [["memory.weight=0"], ["loss.policy=dpo"]])
+def test_a_group_of_one_that_could_never_learn_is_refused(lonely: list[str]) -> None:
+    message = refused(overrides=["rollout.group_size=1", *lonely])
+    assert message.startswith("rollout.group_size is 1") and "set it to 2 or more" in message
+    load("demo", overrides=["rollout.group_size=1", "iterations=0", *lonely])  # only evaluates
+
+
+def test_an_upper_clip_below_the_lower_is_refused() -> None:
+    assert "loss.clip_high 0.1 is below" in refused(overrides=["loss.clip_high=0.1"])
+    assert "loss.clip_high 0.3 is below" in refused(
+        overrides=["loss.clip=0.4", "loss.clip_high=0.3"]
+    )
+    load("demo", overrides=["loss.policy=gspo", "loss.clip_high=0.0004"])  # above its own 3e-4
