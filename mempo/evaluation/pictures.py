@@ -75,10 +75,23 @@ def _evaluated(
     )
     wanted = (
         (
+            known,
+            "probability_buckets",
+            f"(a) P(answer | last memory), all K together. {how}",
+            probability_buckets,
+        ),
+        (True, "steps_buckets", f"(b) Steps, all K together. {how}", steps_buckets),
+        (
             True,
             "score_by_objectives",
             f"(c) Quality by number of objectives. {how} {bars}",
             score_by_objectives,
+        ),
+        (
+            not histories(rows).empty,
+            "score_by_history",
+            f"(d) One policy, evaluated with more or less of its history kept. {how} {bars}",
+            score_by_history,
         ),
         (
             True,
@@ -91,19 +104,6 @@ def _evaluated(
             "score_by_tokens",
             f"What the tokens buy: up and left is better. {how}",
             score_by_tokens,
-        ),
-        (
-            known,
-            "probability_buckets",
-            f"(a) P(answer | last memory), all K together. {how}",
-            probability_buckets,
-        ),
-        (True, "steps_buckets", f"(b) Steps, all K together. {how}", steps_buckets),
-        (
-            not histories(rows).empty,
-            "score_by_history",
-            f"(d) One policy, evaluated with more or less of its history kept. {how} {bars}",
-            score_by_history,
         ),
         (listed[0], "context_by_step", f"Length by step. {steps} {how}", context_by_step),
         (
@@ -124,7 +124,11 @@ def _trained(curves: pd.DataFrame, styles: Mapping[str, Style]) -> list[tuple[st
     if curves.empty:
         return []
     require_columns(curves, ("method", "metric", "value"), name="curves")
-    measured = set(curves.loc[np.isfinite(curves["value"].astype(float)), "metric"])
+    known = curves[np.isfinite(curves["value"].astype(float))]
+    measured = set(known["metric"])
+    if not known.loc[known["metric"] == "loss/kl", "value"].any():
+        curves = curves[curves["metric"] != "loss/kl"]  # 0 throughout: it was not computed
+        measured -= {"loss/kl"}
     return [
         (name, caption, partial(learning_curves, curves, metrics=metrics, styles=styles))
         for name, caption, metrics in (

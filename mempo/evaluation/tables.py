@@ -22,21 +22,21 @@ MODES = {"greedy": "Greedy decoding", "sampled": "Sampled at temperature 1"}
 T_PAIRS = 3  # Student's t interval is shown, and can mark a difference, from this many runs on
 # metric -> (its name on the page, how a value is written, how a difference is)
 METRICS = {
-    "f1": ("F1", "{:.3f}", "{:+.3f}"),
-    "em": ("EM", "{:.3f}", "{:+.3f}"),
-    "format": ("format", "{:.3f}", "{:+.3f}"),
-    "well_formed": ("well-formed steps", "{:.3f}", "{:+.3f}"),
-    "p_answer": ("P(answer | memory)", "{:.3f}", "{:+.3f}"),
-    "tt": ("TT", "{:,.0f}", "{:+,.0f}"),
-    "pt": ("PT", "{:,.0f}", "{:+,.0f}"),
-    "steps": ("steps", "{:.2f}", "{:+.2f}"),
-    "mem_tokens": ("memory tokens", "{:.1f}", "{:+.1f}"),
-    "usd": ("USD / 1,000 tasks", "{:.3f}", "{:+.3f}"),
-    "f1_sum": ("F1 sum", "{:.2f}", "{:+.2f}"),
-    "em_sum": ("EM sum", "{:.2f}", "{:+.2f}"),
-    "queries": ("queries", "{:.2f}", "{:+.2f}"),
-    "asked_needed": ("asked, needed", "{:.3f}", "{:+.3f}"),
-    "asked_needless": ("asked, needless", "{:.3f}", "{:+.3f}"),
+    "f1": ("F1", "{:.3f}", "{:+z.3f}"),
+    "em": ("EM", "{:.3f}", "{:+z.3f}"),
+    "format": ("format", "{:.3f}", "{:+z.3f}"),
+    "well_formed": ("well-formed steps", "{:.3f}", "{:+z.3f}"),
+    "p_answer": ("P(answer | memory)", "{:.3f}", "{:+z.3f}"),
+    "tt": ("TT", "{:,.0f}", "{:+z,.0f}"),
+    "pt": ("PT", "{:,.0f}", "{:+z,.0f}"),
+    "steps": ("steps", "{:.2f}", "{:+z.2f}"),
+    "mem_tokens": ("memory tokens", "{:.1f}", "{:+z.1f}"),
+    "usd": ("USD / 1,000 tasks", "{:.3f}", "{:+z.3f}"),
+    "f1_sum": ("F1 sum", "{:.2f}", "{:+z.2f}"),
+    "em_sum": ("EM sum", "{:.2f}", "{:+z.2f}"),
+    "queries": ("queries", "{:.2f}", "{:+z.2f}"),
+    "asked_needed": ("asked, needed", "{:.3f}", "{:+z.3f}"),
+    "asked_needless": ("asked, needless", "{:.3f}", "{:+z.3f}"),
 }
 _SCALE = {"usd": 1000.0}  # a task costs too little to be read
 _NO_PAIR = PairedDifference({}, float("nan"), float("nan"), float("nan"), 0)

@@ -115,11 +115,11 @@ def test_the_page_needs_no_other_file_and_no_network(whole, read_page):
 def test_every_picture_is_kept_with_the_numbers_behind_it(whole, read_page):
     folder, html = whole
     names = [
+        "probability_buckets",  # (a), (b), (c) of the paper, then the others
+        "steps_buckets",
         "score_by_objectives",
         "tokens_by_objectives",
         "score_by_tokens",
-        "probability_buckets",
-        "steps_buckets",
         "context_by_step",
         "p_answer_by_step",
         "learning_curves",
@@ -134,6 +134,20 @@ def test_every_picture_is_kept_with_the_numbers_behind_it(whole, read_page):
         assert f"figures/{name}.csv" in page.text
     pictures = {s["srcset"] for s in page.all("source")} | {i["src"] for i in page.all("img")}
     assert len(pictures) == 18
+
+
+@pytest.mark.parametrize("kl", [0.0, 0.02])
+def test_a_kl_that_was_not_computed_gets_no_panel(tmp_path, kl):
+    rows = [("loss/kl", kl), ("loss/grad_norm", 0.5)]
+    curves = pd.DataFrame(
+        [{"method": "GRPO", "seed": 0, "iteration": 1, "metric": m, "value": v} for m, v in rows]
+    )
+    write_report(
+        tmp_path, title="t", evaluations=pd.DataFrame(), curves=curves, trajectories=[], notes=[],
+        facts={},
+    )  # fmt: skip
+    drawn = pd.read_csv(tmp_path / "figures" / "training_health.csv")
+    assert set(drawn["metric"]) == {m for m, v in rows if v}
 
 
 def test_the_summary_is_kept_as_a_table(whole):
