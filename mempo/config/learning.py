@@ -86,8 +86,8 @@ class Loss(Settings):
         low, high = self.clip_range
         if high < low:
             raise ValueError(
-                f"loss.clip_high {high:g} is below the lower range {low:g} (loss.clip): clip-higher "
-                "leaves more room upwards; raise loss.clip_high"
+                f"loss.clip_high {high:g} is below the range downwards, {low:g} (loss.clip), and "
+                "clip-higher leaves more room upwards; raise loss.clip_high"
             )
         return self
 
