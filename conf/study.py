@@ -45,6 +45,7 @@ class Study:
     description: str
     children: tuple[Child, ...]
     best: Best | None = None
+    baseline: str = ""  # the method that differences are to; empty: GRPO
 
 
 def studies() -> dict[str, str]:
@@ -71,7 +72,8 @@ def load_study(
     it starts from), but with the first of them alone where it does not train, for then the seed
     decides nothing. `starts: {name: MODEL}` runs all of it from several cold starts. Of several
     variants of one method the best stands for it; `best` names the metric, objectives and mode
-    that decide. `overrides` win over all settings. Raises ConfigError in one line.
+    that decide. `baseline: METHOD` is the one that the report compares with (GRPO without it).
+    `overrides` win over all settings. Raises ConfigError in one line.
     """
     path = Path(name) if name.endswith((".yaml", ".yml")) else CONF / "study" / f"{name}.yaml"
     if not path.is_file():
@@ -103,7 +105,7 @@ def load_study(
     children.sort(key=lambda c: (depth[c.variant], c.experiment.iterations > 0))
     if file.best is not None:
         _check_rule(path, file.best, children)
-    return Study(path.stem, file.description, tuple(children), file.best)
+    return Study(path.stem, file.description, tuple(children), file.best, file.baseline)
 
 
 def differing(study: Study) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from conf.text import ConfigError, read_mapping
 
-KNOWN = {"description", "preset", "seeds", "set", "starts", "variants", "best"}
+KNOWN = {"description", "preset", "seeds", "set", "starts", "variants", "best", "baseline"}
 VARIANT_KEYS = {"method", "set", "seeds", "from"}
 MODEL = "policy.model"
 METRICS = ("em", "f1", "format", "p_answer")  # of an evaluation, more is better
@@ -48,6 +48,7 @@ class StudyFile:
     starts: dict[str, str]  # name -> policy.model
     variants: tuple[Variant, ...]  # a variant stands after the one that it starts from
     best: Best | None
+    baseline: str  # the method that differences are to; empty: the report's default
 
 
 def read_study(path: Path) -> StudyFile:
@@ -58,6 +59,7 @@ def read_study(path: Path) -> StudyFile:
     starts = _starts(path, content.get("starts"))
     if starts and sets_model(settings):
         raise ConfigError(f"study {path.name}: 'set' and 'starts' both name {MODEL}; drop one")
+    variants = _variants(path, content.get("variants"), bool(starts))
     return StudyFile(
         path,
         str(content.get("description", "")),
@@ -65,8 +67,9 @@ def read_study(path: Path) -> StudyFile:
         check_seeds(f"study {path.name}: 'seeds'", content.get("seeds", [0])),
         settings,
         starts,
-        _variants(path, content.get("variants"), bool(starts)),
+        variants,
         _best(path, content.get("best")),
+        _baseline(path, content.get("baseline"), [variant.method for variant in variants]),
     )
 
 
@@ -163,6 +166,17 @@ def _best(path: Path, value: object) -> Best | None:
             f"({', '.join(MODES)}), as in 'best: {{metric: em, objectives: 4, mode: sampled}}'"
         )
     return best
+
+
+def _baseline(path: Path, value: object, methods: list[str]) -> str:
+    if value is None:
+        return ""
+    if value not in methods:
+        raise ConfigError(
+            f"study {path.name}: 'baseline' = {value!r} is no method of this study; there are: "
+            + ", ".join(dict.fromkeys(methods))
+        )
+    return str(value)
 
 
 def _known(path: Path, place: str, content: dict, known: set[str]) -> None:

@@ -76,6 +76,7 @@ def _compare(
     compared = {
         "title": f"{study.name}: {study.description}",
         "runs": [done[name].run_id for name in chosen],
+        "baseline": study.baseline,
         "notes": [*failures, *_cut_off(tracker.find({"mlflow.parentRunId": run_id}), done), *notes],
     }
     tracker.log_text(run_id, json.dumps(compared), COMPARED)

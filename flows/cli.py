@@ -196,6 +196,7 @@ def ablate(
         mempo: {method: MemPO}                          # seeds: [n] would be its own
         all: {from: mempo, set: [iterations=0, agent.history=all]}   # from its last checkpoint
       best: {metric: em, objectives: 4, mode: sampled}  # optional: of several variants of a method
+      baseline: GRPO                                    # optional: what differences are to
     """
     with command():
         changes = list(overrides or ())
@@ -240,6 +241,14 @@ def report(
             "and `<!-- end:SECTION -->`.",
         ),
     ] = "",
+    baseline: Annotated[
+        str,
+        typer.Option(
+            "--baseline",
+            metavar="METHOD",
+            help="The method that differences are to; default: the study's own, else GRPO.",
+        ),
+    ] = "",
 ) -> None:
     """Compare finished runs, from MLflow alone, on one page.
 
@@ -257,7 +266,7 @@ def report(
 
         folder = out or store.home() / "reports" / "-".join(run_id[:8] for run_id in runs)
         try:
-            run.report(runs, folder, experiment, into)
+            run.report(runs, folder, experiment, into, baseline)
         except MlflowException as error:
             raise ConfigError(
                 f"report: {error}; `mempo ui` shows the runs and their ids"

@@ -21,15 +21,16 @@ def log_report(tracker: Tracker, run_id: str, folder: Path) -> tuple[str, str]:
 
 
 def report_runs(
-    tracker: Tracker, run_ids: list[str], folder: Path, *, into: str = ""
+    tracker: Tracker, run_ids: list[str], folder: Path, *, into: str = "", baseline: str = ""
 ) -> tuple[Path, str]:
     """Write the report of runs; (page, terminal table).
 
     An ablation stands for the runs that it compared, or for its children while it is not done.
 
     `into`: FILE#SECTION of a Markdown file whose marked section gets the table.
-    Raises ValueError where a run is unknown or has nothing to report, or the page or the section
-    cannot be written.
+    `baseline`: the method that differences are to; without it a study's own, or GRPO.
+    Raises ValueError where a run is unknown or has nothing to report, there is no such baseline,
+    or the page or the section cannot be written.
     """
     import pandas as pd
 
@@ -37,7 +38,7 @@ def report_runs(
     from mempo.evaluation.markdown import check_section, replace_section, results_markdown
     from mempo.evaluation.plots import DRAWN
     from mempo.evaluation.report import write_report
-    from mempo.evaluation.tables import terminal_table
+    from mempo.evaluation.tables import BASELINE, terminal_table
 
     target, _, section = into.partition("#")
     if into:
@@ -46,12 +47,14 @@ def report_runs(
     wanted: list[str] = []
     titles: list[str] = []
     notes: list[str] = []
+    own = ""
     for run_id in run_ids:
         compared = _artifact(tracker, run_id, COMPARED)
         if compared:
             wanted += compared["runs"]
             titles.append(compared["title"])
             notes += compared["notes"]
+            own = compared.get("baseline", "") or own
         else:
             wanted += _latest(tracker, run_id) or [run_id]
     infos = {run_id: tracker.run_info(run_id) for run_id in wanted}
@@ -77,6 +80,10 @@ def report_runs(
     evaluations = pd.DataFrame(tasks)
     if evaluations.empty and curves.empty:
         raise ValueError(f"nothing to report: runs {', '.join(wanted)} have logged no evaluation")
+    if baseline and baseline not in set(names.values()):
+        listed = ", ".join(dict.fromkeys(names.values()))
+        raise ValueError(f"--baseline: there is no method {baseline!r} here, only {listed}")
+    baseline = baseline or own or BASELINE
     page = write_report(
         folder,
         title=", ".join(titles or (i.name for i in infos.values())),
@@ -85,13 +92,15 @@ def report_runs(
         trajectories=trajectories,
         notes=notes,
         facts=_facts(infos),
+        baseline=baseline,
     )
     if evaluations.empty:
         return page, ""
-    differences = [*difference_lines(evaluations), *notes]
+    differences = [*difference_lines(evaluations, baseline), *notes]
     if into:
+        asked = f" --baseline '{baseline}'" if baseline not in (own, BASELINE) else ""
         source = (
-            f"`mempo report {' '.join(run_ids)} --into {into}`, from git commit "
+            f"`mempo report {' '.join(run_ids)} --into {into}{asked}`, from git commit "
             + _facts(infos)["git commit"]
         )
         replace_section(

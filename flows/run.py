@@ -117,13 +117,15 @@ def ablate(study: Study, resume: str = "", command: str = "") -> AblationResult:
     return result
 
 
-def report(run_ids: list[str], out: Path, experiment: Experiment, into: str = "") -> Path:
-    """The page of finished runs, from MLflow alone; `into` as in `flows.report.report_runs`."""
+def report(
+    run_ids: list[str], out: Path, experiment: Experiment, into: str = "", baseline: str = ""
+) -> Path:
+    """The page of finished runs, from MLflow alone; options as in `flows.report.report_runs`."""
     from flows.report import report_runs
     from tasks.tracking import Tracker
 
     tracker = Tracker(experiment.tracking.uri, experiment.tracking.experiment)
-    page, table = report_runs(tracker, run_ids, out, into=into)
+    page, table = report_runs(tracker, run_ids, out, into=into, baseline=baseline)
     print(table)
     print(f"Report: {page}")
     return page

@@ -32,6 +32,7 @@ def write_report(
     trajectories: Sequence[Mapping[str, Any]],
     notes: list[str],
     facts: dict[str, str],
+    baseline: str = BASELINE,
 ) -> Path:
     """Write `folder/report.html`, its tables as CSV and `folder/figures/`; returns the page.
 
@@ -39,13 +40,13 @@ def write_report(
     `paper_table.csv` are its tables, `figures/` holds each picture as PNG with the numbers behind
     it as CSV. A table without rows (and so without columns) and an empty list are fine: the page
     leaves out what they would have filled, and so it does for columns that older runs lack.
-    Raises ValueError on other missing columns.
+    `baseline`: the method that differences are to. Raises ValueError on other missing columns.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     rows = evaluations if evaluations.empty else checked(evaluations)
     summary = summary_table(rows)
-    paper = pd.DataFrame() if rows.empty else paper_table(rows)
+    paper = pd.DataFrame() if rows.empty else paper_table(rows, baseline)
     if not rows.empty:
         summary.to_csv(folder / "summary.csv", index=False)
         paper.to_csv(folder / "paper_table.csv", index=False)
@@ -60,8 +61,8 @@ def write_report(
             papers=[] if paper.empty else paper_cells(paper),
             tables=headline_tables(summary),
             asks="queries" in summary,
-            differences=difference_rows(rows),
-            baseline=BASELINE,
+            differences=difference_rows(rows, baseline),
+            baseline=baseline,
             figures=draw_figures(folder / "figures", rows, curves, styles),
             styles=styles,
             trajectories=Markup(trajectories_html(trajectories, styles)) if trajectories else "",

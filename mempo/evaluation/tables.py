@@ -44,7 +44,7 @@ _PAPER = ("f1", "em", "tt", "pt")
 _COMPARED = ("f1", "em", "p_answer", "tt", "pt", "steps")
 
 
-def paper_table(evaluations: pd.DataFrame) -> pd.DataFrame:
+def paper_table(evaluations: pd.DataFrame, baseline: str = BASELINE) -> pd.DataFrame:
     """F1, EM, TT and PT of each method at each number of objectives, against the baseline.
 
     A row per `mode, method, objectives, metric`: `mean, low, high` with the bootstrap interval
@@ -65,7 +65,7 @@ def paper_table(evaluations: pd.DataFrame) -> pd.DataFrame:
                     found = mean_interval(group, metric, key=(metric, str(method), str(k)))
                     row = {"mode": mode, "method": method, "objectives": k, "metric": metric}
                     row |= {"mean": found.mean, "low": found.low, "high": found.high}
-                    one = against_baseline(tasks, method, metric, mode, k)
+                    one = against_baseline(tasks, method, metric, mode, k, baseline)
                     one = one or _NO_PAIR
                     row |= {
                         "difference": one.mean,
@@ -145,7 +145,7 @@ def _with_std(row: Mapping[Any, Any], metric: str) -> tuple[str, str]:
     return number(row[metric] * scale, form), "" if pd.isna(std) else form.format(std * scale)
 
 
-def difference_rows(evaluations: pd.DataFrame) -> list[dict[str, Any]]:
+def difference_rows(evaluations: pd.DataFrame, baseline: str = BASELINE) -> list[dict[str, Any]]:
     """Differences to the baseline over all objectives, per mode, method and metric."""
     found: list[dict[str, Any]] = []
     if evaluations.empty:
@@ -154,7 +154,7 @@ def difference_rows(evaluations: pd.DataFrame) -> list[dict[str, Any]]:
         for method in ordered(evaluations["method"]):
             for metric in _COMPARED:
                 name, _, form = METRICS[metric]
-                one = against_baseline(evaluations, method, metric, mode, None)
+                one = against_baseline(evaluations, method, metric, mode, None, baseline)
                 if one is None:
                     continue
                 found.append(
@@ -178,19 +178,24 @@ def difference_rows(evaluations: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def against_baseline(
-    evaluations: pd.DataFrame, method: str, metric: str, mode: str, objectives: int | None
+    evaluations: pd.DataFrame,
+    method: str,
+    metric: str,
+    mode: str,
+    objectives: int | None,
+    baseline: str = BASELINE,
 ) -> PairedDifference | None:
     """`method` minus the baseline on the tasks both were given; None where there are none.
 
     Pairs are those of `pair_runs`: weights that no run trained stand beside every run of the
-    baseline.
+    other method.
     """
-    if method == BASELINE:
+    if method == baseline:
         return None
     rows = evaluations[evaluations["mode"] == mode]
     if objectives is not None:
         rows = rows[rows["objectives"] == objectives]
-    ours, theirs = pair_runs(rows, method, BASELINE), rows[rows["method"] == BASELINE]
+    ours, theirs = pair_runs(rows, method, baseline), pair_runs(rows, baseline, method)
     found = paired_difference(ours, theirs, metric=metric, key=(str(method), mode, str(objectives)))
     return found if found.pairs else None
 

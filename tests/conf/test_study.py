@@ -291,3 +291,10 @@ def test_the_rule_for_the_best_variant_is_read_and_checked(write):
     assert "best" in refused(write(text + "best: {mode: beam}\n"))
     assert "best" in refused(write(text + "best: f1\n"))
     assert "evaluate.objectives" in refused(write(text + "best: {objectives: 9}\n"))
+
+
+def test_the_baseline_of_a_study_is_one_of_its_methods(write):
+    text = "variants:\n  a: {method: Mine, set: [iterations=1]}\n  b: {}\n"
+    assert load_study(write(text)).baseline == ""
+    assert load_study(write(text + "baseline: Mine\n")).baseline == "Mine"
+    assert "there are: Mine, b" in refused(write(text + "baseline: a\n"))

@@ -196,3 +196,15 @@ def test_cold_starts_go_unnamed_where_the_seed_tells_runs_apart(
     ]
     _, table = report_runs(tracker, runs, tmp_path)
     assert "MemPO - GRPO, K = 2, greedy" in table and "F1 +0.500" in table
+
+
+def test_differences_are_to_the_baseline_that_is_asked_for(
+    tracker: Tracker, tmp_path: Path
+) -> None:
+    runs = [evaluated(tracker, method, f1) for method, f1 in (("GRPO", 0.25), ("Mine", 0.75))]
+    assert "Mine - GRPO, K = 2" in report_runs(tracker, runs, tmp_path)[1]
+    page, table = report_runs(tracker, runs, tmp_path, baseline="Mine")
+    assert "GRPO - Mine, K = 2, greedy: EM +0.000 [+0.000, +0.000]; F1 -0.500 [" in table
+    assert "difference to Mine" in page.read_text()
+    with pytest.raises(ValueError, match="--baseline: there is no method 'Mime' here, only GRPO, "):
+        report_runs(tracker, runs, tmp_path, baseline="Mime")

@@ -38,6 +38,17 @@ def test_weights_that_no_run_trained_stand_beside_all_of_the_baseline_s_runs() -
     assert "Total tokens +2,000 [+2,000, +2,000] (by seed: +2,000 +2,000)" in told[0]
 
 
+def test_the_baseline_may_be_weights_that_no_run_trained() -> None:
+    """GRPO's two runs stand beside the start, which was measured once: .2 and 2000 against it."""
+    rows = evaluations().assign(trained=True, policy="", asked_needed=0.5)
+    start = rows["method"] == "ReAct"
+    rows.loc[start, ["trained", "policy", "asked_needed"]] = [False, "start", 0.25]
+    told = difference_lines(rows, "ReAct")
+    assert [line.split(",")[0] for line in told] == ["GRPO - ReAct", "MemPO - ReAct"]
+    assert "Total tokens -2,000 [-2,000, -2,000] (by seed: -2,000 -2,000)" in told[0]
+    assert told[0].endswith("Asked, needed +0.250 [+0.250, +0.250] (by seed: +0.250 +0.250)")
+
+
 def test_from_three_pairs_of_runs_on_student_s_t_stands_beside_the_bootstrap() -> None:
     (line,) = difference_lines(evaluations(seeds=3))
     assert "F1 +0.250 [+0.250, +0.250] (t [+0.250, +0.250]; by seed: +0.250 +0.250" in line
