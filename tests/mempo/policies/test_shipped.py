@@ -1,0 +1,19 @@
+import hashlib
+
+import pytest
+
+from mempo.policies.shipped import FOLDER, model_path
+
+NAMES = sorted(folder.name for folder in FOLDER.iterdir() if folder.is_dir())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_record_of_a_policy_that_ships_is_of_these_weights(name: str) -> None:
+    weights = (FOLDER / name / "model.safetensors").read_bytes()
+    assert hashlib.sha256(weights).hexdigest() in (FOLDER / "README.md").read_text()
+
+
+def test_an_unknown_policy_is_refused_with_those_that_ship() -> None:
+    assert model_path("models/mine") == "models/mine"
+    with pytest.raises(ValueError, match="no builtin:atlas; there are: builtin:atlas-sft, "):
+        model_path("builtin:atlas")
