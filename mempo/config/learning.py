@@ -163,6 +163,7 @@ class Sft(Settings):
     temperature: float = Field(
         default=1.0,
         gt=0.0,
+        le=4.0,
         description="Fit the data at this temperature. Above 1 the policy then samples sharper "
         "than its data at temperature 1, so that rare tokens derail fewer steps.",
     )
@@ -182,5 +183,6 @@ class Sft(Settings):
     wrong: Fraction = Field(default=0.1, description="A sloppy step takes a wrong fact.")
     agents: tuple[AgentKind, ...] = Field(
         default=("self_memory", "react"),
+        min_length=1,
         description="Atlas: the agents that one policy learns to be, and `agent.kind`.",
     )

@@ -19,7 +19,8 @@ class Evaluate(Settings):
         default=1.0,
         ge=0.0,
         description="Weight w of the memory in the logits, l_without + w (l_with - l_without): "
-        "above 1 the policy leans on its memory, 0 acts as if it were empty.",
+        "above 1 the policy leans on its memory, 0 acts as if it were empty. 'Without' empties every "
+        "<mem> that a step sees; with agent.history all the replies stay in view.",
     )
     sampled: bool = Field(
         default=True, description="Also sample at temperature 1 (eval_sampled/...)."

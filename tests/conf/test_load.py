@@ -235,3 +235,8 @@ def test_an_upper_clip_below_the_lower_is_refused() -> None:
         overrides=["loss.clip=0.4", "loss.clip_high=0.3"]
     )
     load("demo", overrides=["loss.policy=gspo", "loss.clip_high=0.0004"])  # above its own 3e-4
+
+
+@pytest.mark.parametrize("override", ["sft.agents=[]", "sft.temperature=0", "sft.temperature=50"])
+def test_a_cold_start_of_no_agent_or_at_no_sane_temperature_is_refused(override: str) -> None:
+    assert override.partition("=")[0] in refused(overrides=[override])
