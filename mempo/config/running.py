@@ -19,8 +19,8 @@ class Evaluate(Settings):
         default=1.0,
         ge=0.0,
         description="Weight w of the memory in the logits, l_without + w (l_with - l_without): "
-        "above 1 the policy leans on its memory, 0 acts as if it were empty. 'Without' empties every "
-        "<mem> that a step sees; with agent.history all the replies stay in view.",
+        "above 1 the policy leans on its memory, 0 acts as if it were empty. Without it each <mem> "
+        "that a step sees is empty; replies, with agent.history all of them, stay in view.",
     )
     sampled: bool = Field(
         default=True, description="Also sample at temperature 1 (eval_sampled/...)."
