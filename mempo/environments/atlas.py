@@ -198,11 +198,16 @@ class AtlasWorld:
 
 
 def memory_text(facts: Sequence[str], looked_up: Sequence[str], grains: int) -> str:
-    """A memory as the expert writes it: its facts and, of two grains, what was looked up."""
-    known = " ; ".join(facts) or EMPTY_MEMORY
+    """A memory as the expert writes it: its facts and, of two grains, what was looked up.
+
+    Facts are parted by a word that thoughts and questions do not have between their keys: a policy
+    that looks back two tokens would take a thought for a memory, and what is learned of the one
+    (after a key come its values) would spoil the other.
+    """
+    known = " , ".join(facts) or EMPTY_MEMORY
     if grains == 1:
         return known
-    summary = " ; ".join(looked_up) or EMPTY_MEMORY  # whether the fact was kept or not
+    summary = " , ".join(looked_up) or EMPTY_MEMORY  # whether the fact was kept or not
     return f"<summary>{summary}</summary><facts>{known}</facts>"
 
 

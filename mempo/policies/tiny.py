@@ -22,7 +22,7 @@ from mempo.config import AgentKind
 _BLOCKS = ("mem", "think", "tool_call", "answer", "information")
 _MORE_BLOCKS = ("summary", "facts", "query", "retrieved", "store")
 TAGS = [f"<{s}{t}>" for t in (*_BLOCKS, *_MORE_BLOCKS) for s in ("", "/")]
-_GLUE = [*get_args(AgentKind), SUMMARISE, *STORE_KINDS, ";", "nothing", "done"]
+_GLUE = [*get_args(AgentKind), SUMMARISE, *STORE_KINDS, ";", ",", "nothing", "done"]
 
 
 def tiny_tokenizer(words: Sequence[str]) -> Any:

@@ -156,7 +156,7 @@ def test_a_careful_expert_keeps_every_fact(atlas: AtlasWorld) -> None:
     s = script(atlas, "self_memory", sloppy=0.0)
     gold = [a[0] for a in s.question.answers]
     assert [step.memory for step in s.steps] == [
-        EMPTY_MEMORY, gold[0], " ; ".join(gold[:2]), " ; ".join(gold)
+        EMPTY_MEMORY, gold[0], " , ".join(gold[:2]), " , ".join(gold)
     ]  # fmt: skip
     assert [step.action for step in s.steps] == ["tool_call"] * 3 + ["answer"]
     assert [step.text for step in s.steps] == [*s.question.parts, s.question.gold]
@@ -172,7 +172,7 @@ def test_sloppiness_is_of_the_kind_that_is_set(atlas: AtlasWorld) -> None:
 
     q = script(atlas, "self_memory").question
     gold = [a[0] for a in q.answers]
-    assert memories()[-1] == " ; ".join(gold)
+    assert memories()[-1] == " , ".join(gold)
     assert memories(drop=1.0) == [EMPTY_MEMORY, *gold]
     assert memories(miss=1.0) == [EMPTY_MEMORY] * 4
     wrong = memories(wrong=1.0, drop=1.0)[1:]
@@ -194,4 +194,4 @@ def test_a_react_expert_writes_no_memory(atlas: AtlasWorld) -> None:
 def test_a_reply_of_one_fact_has_no_wrong_one_to_take() -> None:
     alone = AtlasWorld(Environment(entities=10, attributes=4, values=5, reply_facts=1))
     s = script(alone, "self_memory", sloppy=1.0, wrong=1.0, miss=0.0, drop=0.0)
-    assert s.steps[-1].memory == " ; ".join(a[0] for a in s.question.answers)
+    assert s.steps[-1].memory == " , ".join(a[0] for a in s.question.answers)

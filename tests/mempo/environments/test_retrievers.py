@@ -283,7 +283,8 @@ def test_another_http_error_is_not_repeated(serve, client, answer):
 
 @BOTH_CLIENTS
 def test_a_server_that_is_there_and_too_slow_is_asked_once(serve, client, answer, monkeypatch):
-    monkeypatch.setattr("mempo.environments.retrievers._TIMEOUT", httpx.Timeout(5, read=0.05))
+    # Long enough that a busy machine has taken the request in before the client gives it up.
+    monkeypatch.setattr("mempo.environments.retrievers._TIMEOUT", httpx.Timeout(5, read=0.5))
     released = threading.Event()
 
     def slow(path: str, request: dict[str, Any]) -> tuple[int, Any]:
