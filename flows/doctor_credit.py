@@ -8,8 +8,8 @@ from mempo.config import Experiment, Memory, Reward
 def check_memory(experiment: Experiment) -> str:
     """What the memory advantage of a training run will be.
 
-    `memory.weight`, `reward` and `group` stand in presets that runs without a memory or with DPO
-    share, so only settings that are off by default are asked for. `memory.function` may stand
+    `memory.weight`, `schedule`, `reward` and `group` stand in presets that runs without a memory or
+    with DPO share, so only other settings that are off by default are asked for. `memory.function` may stand
     beside weight 0, so that one setting is enough to leave A^M out of a comparison.
 
     Raises:
@@ -18,7 +18,7 @@ def check_memory(experiment: Experiment) -> str:
 
     settings = experiment.memory
     remembers = experiment.agent.remembers
-    options = ("function", "schedule", "only_success", "length_cost", "gain_bonus")
+    options = ("function", "only_success", "length_cost", "gain_bonus")
     if not remembers:
         _refuse(settings, options, f"agent.kind {experiment.agent.kind} writes no <mem>")
     prefers = experiment.loss.policy == "dpo"

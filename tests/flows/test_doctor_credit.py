@@ -25,7 +25,6 @@ def experiment(*overrides: str) -> Experiment:
         (["memory.gain_bonus=0.5"], ["memory.gain_bonus: 0.5", "memory.gain_bonus=0.0"]),
         (["memory.only_success=true"], ["memory.only_success: true", "memory.only_success=false"]),
         (["memory.length_cost=1"], ["memory.length_cost: 1.0"]),
-        (["memory.schedule=linear"], ["memory.schedule: linear", "memory.schedule=constant"]),
     ],
 )
 def test_options_of_the_memory_advantage_are_refused_without_a_memory(overrides, parts):
@@ -51,7 +50,11 @@ def test_options_of_the_memory_advantage_are_refused_without_a_memory(overrides,
             "memory.schedule=linear memory.final_weight=1",
             ["memory.length_cost: 0.5", "memory.weight"],
         ),
-        (["memory.final_weight=0.5"], "memory.schedule=cosine", ["memory.schedule is constant"]),
+        (
+            ["memory.final_weight=0.5", "memory.schedule=constant"],
+            "memory.schedule=cosine",
+            ["memory.schedule is constant"],
+        ),
         (
             ["memory.reward=contrast", "memory.epsilon=0.1"],
             "memory.reward=posterior",
@@ -83,10 +86,11 @@ def test_a_gain_bonus_needs_no_memory_advantage():
 
 
 def test_what_the_memory_advantage_will_be_is_told():
-    assert check_memory(experiment()) == "A^M of weight 1"
+    assert check_memory(experiment("memory.schedule=constant")) == "A^M of weight 1"
     annealed = experiment("memory.weight=2", "memory.schedule=linear", "memory.final_weight=0.5")
     assert check_memory(annealed) == "A^M of weight 2 to 0.5, linear"
-    assert check_memory(experiment("memory.function=m:f")) == "A^M of m:f of weight 1"
+    own = experiment("memory.function=m:f", "memory.schedule=constant")
+    assert check_memory(own) == "A^M of m:f of weight 1"
     assert "agent.kind is react" in check_memory(experiment("agent.kind=react"))
 
 
@@ -96,7 +100,6 @@ def test_what_the_memory_advantage_will_be_is_told():
         ("memory.gain_bonus=0.5", ["memory.gain_bonus: 0.5", "memory.gain_bonus=0.0"]),
         ("memory.length_cost=1", ["memory.length_cost: 1.0"]),
         ("memory.only_success=true", ["memory.only_success: true"]),
-        ("memory.schedule=cosine", ["memory.schedule: cosine"]),
         ("memory.function=m:f", ["memory.function: m:f"]),
         ("reward.scale=none", ["reward.scale: none", "reward.scale=std"]),
     ],
@@ -109,7 +112,8 @@ def test_what_makes_advantages_is_refused_with_dpo(override, parts, kind):
     assert "\n" not in str(caught.value)
     assert [part for part in parts if part not in str(caught.value)] == []
     # What presets share stays silent.
-    check_memory(experiment("loss.policy=dpo", "memory.weight=2", "memory.reward=contrast", *agent))
+    shared = ("memory.weight=2", "memory.reward=contrast", "memory.schedule=cosine")
+    check_memory(experiment("loss.policy=dpo", *shared, *agent))
 
 
 def test_with_dpo_the_memory_is_only_monitored():
