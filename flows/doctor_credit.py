@@ -9,8 +9,9 @@ def check_memory(experiment: Experiment) -> str:
     """What the memory advantage of a training run will be.
 
     `memory.weight`, `schedule`, `reward` and `group` stand in presets that runs without a memory or
-    with DPO share, so only other settings that are off by default are asked for. `memory.function` may stand
-    beside weight 0, so that one setting is enough to leave A^M out of a comparison.
+    with DPO share, so only other settings that are off by default are asked for.
+    `memory.function` may stand beside weight 0, so that one setting is enough to leave A^M out of
+    a comparison.
 
     Raises:
         ValueError: a setting that is on would be ignored; names it and the cure.

@@ -1,0 +1,156 @@
+"""`mempo ablate` and `report`: many runs, compared."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from conf.load import load
+from conf.study import load_study
+from conf.text import ConfigError
+from flows.listing import study_table
+from flows.options import ClusterFile, Overrides, integers
+from flows.shell import command, complain, stay_offline
+
+
+def ablate(
+    study: Annotated[
+        str, typer.Argument(metavar="STUDY", help="A study, by name, or a YAML file.")
+    ],
+    cluster: ClusterFile = "local",
+    overrides: Overrides = None,
+    seeds: Annotated[
+        str, typer.Option("--seeds", metavar="N,N", help="Seeds in place of the study's.")
+    ] = "",
+    parallel: Annotated[
+        int | None, typer.Option("--parallel", metavar="N", help="Runs that go on side by side.")
+    ] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            "--resume",
+            metavar="RUN",
+            help="Go on with this MLflow run of the study, or with 'auto' the newest one that is "
+            "not done.",
+        ),
+    ] = None,
+    show: Annotated[
+        bool, typer.Option("--list", help="List the runs of the study and start nothing.")
+    ] = False,
+) -> None:
+    """Run a study, and compare its variants on one page.
+
+    Variants start from one policy with the same seeds and questions, so they are compared in
+    pairs. A run that fails does not stop the others; the exit status is then 1. `--set` changes
+    every variant and wins over the study.
+
+    \b
+      mempo ablate demo
+      mempo ablate demo --list
+      mempo ablate demo --seeds 101,102 --parallel 2 --set iterations=40
+
+    A study that was cut off, or of which runs failed, goes on with the same options: runs that are
+    finished are kept, the others run anew.
+
+    \b
+      mempo ablate demo --seeds 101,102 --resume auto
+
+    A study file of your own, `mempo ablate mine.yaml`:
+
+    \b
+      description: Does the memory advantage help at a higher learning rate?
+      preset: demo
+      seeds: [101, 102]
+      set: [learner.lr=6.0e-4, cluster.parallel=2]      # every variant
+      starts: {a: models/a, b: models/b}                # optional: several cold starts
+      variants:
+        start: {method: SFT, set: [iterations=0]}       # method: its name in tables
+        grpo: {method: GRPO, set: [memory.weight=0]}
+        mempo: {method: MemPO}                          # seeds: [n] would be its own
+        all: {from: mempo, set: [iterations=0, agent.history=all]}   # from its last checkpoint
+      best: {metric: em, objectives: 4, mode: sampled}  # optional: of several variants of a method
+      baseline: GRPO                                    # optional: what differences are to
+    """
+    with command():
+        changes = list(overrides or ())
+        if parallel is not None:
+            changes.append(f"cluster.parallel={parallel}")
+        plan = load_study(study, seeds=integers(seeds), cluster=cluster, overrides=changes)
+        if resume == "":
+            raise ConfigError("--resume: empty; give a run id or 'auto'")
+        if show and resume:
+            raise ConfigError("--list starts nothing, so it goes without --resume; drop one")
+        if show:
+            print(study_table(plan))
+            return
+        from flows import run
+
+        experiments = [child.experiment for child in plan.children]
+        stay_offline(*(m for e in experiments for m in (e.policy.model, e.agent.embedding_model)))
+        result = run.ablate(plan, resume or "", _typed(study, cluster, changes, seeds))
+        if result.failed:
+            complain(f"{len(result.failed)} of {len(plan.children)} runs failed")
+            raise typer.Exit(1)
+
+
+def report(
+    runs: Annotated[
+        list[str], typer.Argument(metavar="RUN...", help="MLflow run ids; a study's is its runs.")
+    ],
+    overrides: Overrides = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", metavar="FOLDER", help="Where the page goes; default: MEMPO_HOME/reports."
+        ),
+    ] = None,
+    into: Annotated[
+        str,
+        typer.Option(
+            "--into",
+            metavar="FILE#SECTION",
+            help="Also write the table into a Markdown file, between `<!-- results:SECTION -->` "
+            "and `<!-- end:SECTION -->`.",
+        ),
+    ] = "",
+    baseline: Annotated[
+        str,
+        typer.Option(
+            "--baseline",
+            metavar="METHOD",
+            help="The method that differences are to; default: the study's own, else GRPO.",
+        ),
+    ] = "",
+) -> None:
+    """Compare finished runs, from MLflow alone, on one page.
+
+    \b
+      mempo report 0a1b...                                the runs of one study, or one run
+      mempo report 0a1b... 2c3d... --out compare          any runs, side by side
+      mempo report 0a1b... --set tracking.uri=http://host:5000
+    """
+    with command():
+        experiment = load(overrides=overrides or ())
+        from mlflow.exceptions import MlflowException
+
+        from flows import run
+        from tasks import store
+
+        folder = out or store.home() / "reports" / "-".join(run_id[:8] for run_id in runs)
+        try:
+            run.report(runs, folder, experiment, into, baseline)
+        except MlflowException as error:
+            raise ConfigError(
+                f"report: {error}; `mempo ui` shows the runs and their ids"
+            ) from error
+
+
+def _typed(study: str, cluster: str, changes: list[str], seeds: str) -> str:
+    """The command that runs a study with these options."""
+    options = ["--cluster", cluster] if cluster != "local" else []
+    options += [word for change in changes for word in ("--set", change)]
+    options += ["--seeds", seeds] if seeds else []
+    return shlex.join(["mempo", "ablate", study, *options])
