@@ -171,7 +171,7 @@ def _best(path: Path, value: object) -> Best | None:
 def _baseline(path: Path, value: object, methods: list[str]) -> str:
     if value is None:
         return ""
-    if value not in methods:
+    if str(value) not in methods:
         raise ConfigError(
             f"study {path.name}: 'baseline' = {value!r} is no method of this study; there are: "
             + ", ".join(dict.fromkeys(methods))

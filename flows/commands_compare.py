@@ -23,8 +23,8 @@ def ablate(
     cluster: ClusterFile = "local",
     overrides: Overrides = None,
     seeds: Annotated[
-        str, typer.Option("--seeds", metavar="N,N", help="Seeds in place of the study's.")
-    ] = "",
+        str | None, typer.Option("--seeds", metavar="N,N", help="Seeds in place of the study's.")
+    ] = None,
     parallel: Annotated[
         int | None, typer.Option("--parallel", metavar="N", help="Runs that go on side by side.")
     ] = None,
@@ -78,9 +78,11 @@ def ablate(
         changes = list(overrides or ())
         if parallel is not None:
             changes.append(f"cluster.parallel={parallel}")
-        plan = load_study(study, seeds=integers(seeds), cluster=cluster, overrides=changes)
+        plan = load_study(study, seeds=integers(seeds or ""), cluster=cluster, overrides=changes)
         if resume == "":
             raise ConfigError("--resume: empty; give a run id or 'auto'")
+        if seeds == "":
+            raise ConfigError("--seeds: empty; give whole numbers, such as 101,102")
         if show and resume:
             raise ConfigError("--list starts nothing, so it goes without --resume; drop one")
         if show:
@@ -90,7 +92,7 @@ def ablate(
 
         experiments = [child.experiment for child in plan.children]
         stay_offline(*(m for e in experiments for m in (e.policy.model, e.agent.embedding_model)))
-        result = run.ablate(plan, resume or "", _typed(study, cluster, changes, seeds))
+        result = run.ablate(plan, resume or "", _typed(study, cluster, changes, seeds or ""))
         if result.failed:
             complain(f"{len(result.failed)} of {len(plan.children)} runs failed")
             raise typer.Exit(1)
@@ -104,7 +106,9 @@ def report(
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", metavar="FOLDER", help="Where the page goes; default: MEMPO_HOME/reports."
+            "--out",
+            metavar="FOLDER",
+            help="Where the page goes; default: MEMPO_HOME/reports. An earlier one is replaced.",
         ),
     ] = None,
     into: Annotated[
@@ -117,13 +121,13 @@ def report(
         ),
     ] = "",
     baseline: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--baseline",
             metavar="METHOD",
             help="The method that differences are to; default: the study's own, else GRPO.",
         ),
-    ] = "",
+    ] = None,
 ) -> None:
     """Compare finished runs, from MLflow alone, on one page.
 
@@ -134,6 +138,8 @@ def report(
     """
     with command():
         experiment = load(overrides=overrides or ())
+        if baseline == "":
+            raise ConfigError("--baseline: empty; give the name of a method")
         from mlflow.exceptions import MlflowException
 
         from flows import run
@@ -141,7 +147,7 @@ def report(
 
         folder = out or store.home() / "reports" / "-".join(run_id[:8] for run_id in runs)
         try:
-            run.report(runs, folder, experiment, into, baseline)
+            run.report(runs, folder, experiment, into, baseline or "")
         except MlflowException as error:
             raise ConfigError(
                 f"report: {error}; `mempo ui` shows the runs and their ids"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def evaluate_policy(
             f1, em, p = (found[f"{area}/n{k}/{name}"] for name in ("f1", "em", "p_answer"))
             every = settings.passes if mode == "sampled" else 1
             times = f" x {every} passes" if every > 1 else ""
-            memory = f"  P(answer|memory) {p:.3f}" if experiment.agent.remembers else ""
+            memory = "" if isnan(p) else f"  P(answer|memory) {p:.3f}"
             say(
                 f"evaluated {settings.questions} tasks{times} of {k} objective(s), {mode}: "
                 f"F1 {f1:.3f}  EM {em:.3f}{memory}",

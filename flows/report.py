@@ -43,21 +43,21 @@ def report_runs(
     target, _, section = into.partition("#")
     if into:
         check_section(Path(target), section)
-    store.check_writable(folder, "--out")
     wanted: list[str] = []
     titles: list[str] = []
     notes: list[str] = []
-    own = ""
+    own: list[str] = []  # the baselines of the studies
     for run_id in run_ids:
         compared = _artifact(tracker, run_id, COMPARED)
         if compared:
             wanted += compared["runs"]
             titles.append(compared["title"])
             notes += compared["notes"]
-            own = compared.get("baseline", "") or own
+            own.append(compared.get("baseline") or BASELINE)
         else:
             wanted += _latest(tracker, run_id) or [run_id]
     infos = {run_id: tracker.run_info(run_id) for run_id in wanted}
+    store.check_writable(folder, "--out")  # it makes the folder, so only for runs that are there
     tasks: list[dict[str, Any]] = []
     trajectories: list[dict[str, Any]] = []
     starts = starts_column(infos)
@@ -83,7 +83,10 @@ def report_runs(
     if baseline and baseline not in set(names.values()):
         listed = ", ".join(dict.fromkeys(names.values()))
         raise ValueError(f"--baseline: there is no method {baseline!r} here, only {listed}")
-    baseline = baseline or own or BASELINE
+    default = own[0] if own else BASELINE
+    if not baseline and len(set(own)) > 1:
+        raise ValueError(f"the studies compare with {' and '.join(own)}; choose by --baseline")
+    baseline = baseline or default
     page = write_report(
         folder,
         title=", ".join(titles or (i.name for i in infos.values())),
@@ -98,7 +101,7 @@ def report_runs(
         return page, ""
     differences = [*difference_lines(evaluations, baseline), *notes]
     if into:
-        asked = f" --baseline '{baseline}'" if baseline not in (own, BASELINE) else ""
+        asked = f" --baseline '{baseline}'" if baseline != default else ""
         source = (
             f"`mempo report {' '.join(run_ids)} --into {into}{asked}`, from git commit "
             + _facts(infos)["git commit"]

@@ -49,10 +49,12 @@ class Experiment(Settings):
                 "rollout.resample replaces groups of equal rewards as soon as they are sampled, "
                 "but memory.gain_bonus adds to rewards only after scoring; set one of them to 0"
             )
-        if self.iterations and self.rollout.group_size == 1 and self.algorithm != "mempo":
+        pooled = self.algorithm == "mempo" and self.memory.group == "question"
+        if self.iterations and self.rollout.group_size == 1 and not pooled:
             raise ValueError(
                 "rollout.group_size is 1, and a trajectory alone in its group is neither better "
-                f"nor worse than another: {self.algorithm} would learn nothing; set it to 2 or more"
+                "nor worse than another, so nothing would be learned; set it to 2 or more (only "
+                "A^M with memory.group=question compares the steps of one trajectory)"
             )
         return self
 

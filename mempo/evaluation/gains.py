@@ -17,8 +17,12 @@ from mempo.evaluation.tables import (
 
 START = "SFT"
 _TOLD = {
-    **{"em": "EM", "f1": "F1", "p_answer": "P(answer | memory)", "tt": "Total tokens"},
-    **{"asked_needed": "Asked, needed", "asked_needless": "Asked, needless"},
+    "em": "EM",
+    "f1": "F1",
+    "p_answer": "P(answer | memory)",
+    "tt": "Total tokens",
+    "asked_needed": "Asked, needed",
+    "asked_needless": "Asked, needless",
 }
 
 

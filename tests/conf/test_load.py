@@ -222,11 +222,15 @@ def test_groups_are_not_resampled_before_their_reward_is_known():
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("lonely", [["memory.weight=0"], ["loss.policy=dpo"]])
+@pytest.mark.parametrize(
+    "lonely",
+    [["memory.weight=0"], ["loss.policy=dpo"], ["memory.group=step"], ["agent.kind=react"]],
+)
 def test_a_group_of_one_that_could_never_learn_is_refused(lonely: list[str]) -> None:
     message = refused(overrides=["rollout.group_size=1", *lonely])
     assert message.startswith("rollout.group_size is 1") and "set it to 2 or more" in message
     load("demo", overrides=["rollout.group_size=1", "iterations=0", *lonely])  # only evaluates
+    load("demo", overrides=["rollout.group_size=1", "memory.group=question"])
 
 
 def test_an_upper_clip_below_the_lower_is_refused() -> None:

@@ -327,6 +327,8 @@ def test_the_console_command_ends_with_the_status_of_its_command():
     assert done.stderr.startswith("mempo: unknown preset 'none'") and done.stdout == ""
 
 
-def test_an_empty_run_to_resume_is_refused_and_a_preset_is_no_override():
+def test_empty_options_of_unset_variables_are_refused_and_a_preset_is_no_override():
     assert "--resume: empty" in refused("ablate", "demo", "--resume", "")
+    assert "--seeds: empty" in refused("ablate", "demo", "--seeds", "", "--list")
+    assert "--baseline: empty" in refused("report", "0a", "--baseline", "")
     assert "--preset test" in refused("doctor", "--set", "preset=test")

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from flows.report import report_runs
+from flows.report import COMPARED, report_runs
 from tasks.tracking import Tracker
 
 # MLflow and SQLAlchemy warn about each other when MLflow loads its tables.
@@ -208,3 +208,30 @@ def test_differences_are_to_the_baseline_that_is_asked_for(
     assert "difference to Mine" in page.read_text()
     with pytest.raises(ValueError, match="--baseline: there is no method 'Mime' here, only GRPO, "):
         report_runs(tracker, runs, tmp_path, baseline="Mime")
+
+
+def test_the_recorded_command_has_a_baseline_where_it_is_not_the_study_s_own(
+    tracker: Tracker, tmp_path: Path
+) -> None:
+    runs = [evaluated(tracker, method, f1) for method, f1 in (("GRPO", 0.25), ("Mine", 0.75))]
+    studies = [tracker.start(name=n, kind="ablate", params={}, tags={}) for n in ("a", "b")]
+    for study, own in zip(studies, ("Mine", ""), strict=True):
+        compared = {"title": "t", "runs": runs, "notes": [], "baseline": own}
+        tracker.log_text(study, json.dumps(compared), COMPARED)
+    readme = tmp_path / "README.md"
+    readme.write_text("<!-- results:x -->\n<!-- end:x -->\n")
+
+    def recorded(**asked: str) -> str:
+        report_runs(tracker, studies[:1], tmp_path / "page", into=f"{readme}#x", **asked)
+        return readme.read_text()
+
+    assert "GRPO - Mine" in recorded() and "--baseline" not in recorded()
+    assert "--baseline 'GRPO'`" in recorded(baseline="GRPO")
+    with pytest.raises(ValueError, match="the studies compare with Mine and GRPO; choose by"):
+        report_runs(tracker, studies, tmp_path / "page")
+
+
+def test_an_unknown_run_leaves_no_empty_report(tracker: Tracker, tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="nope"):
+        report_runs(tracker, ["nope"], tmp_path / "page")
+    assert not (tmp_path / "page").exists()
