@@ -5,7 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from flows.reported import credited, methods, policy_columns, start_of, starts_column
+from flows.reported import (
+    credited,
+    methods,
+    policy_columns,
+    round_of,
+    start_of,
+    starts_column,
+)
 from tasks import records, store
 from tasks.records import RunInfo
 from tasks.tracking import Tracker
@@ -36,7 +43,7 @@ def report_runs(
 
     from mempo.evaluation.gains import difference_lines
     from mempo.evaluation.markdown import check_section, replace_section, results_markdown
-    from mempo.evaluation.plots import DRAWN
+    from mempo.evaluation.plots_learning import DRAWN
     from mempo.evaluation.report import write_report
     from mempo.evaluation.tables import BASELINE, terminal_table
 
@@ -73,9 +80,11 @@ def report_runs(
     curves = tracker.curves(list(infos), DRAWN)
     if not curves.empty:
         seed = {r: int(i.tags.get("mempo.seed", 0)) for r, i in infos.items()}
-        curves = curves.assign(method=curves["run_id"].map(names), seed=curves["run_id"].map(seed))
+        rounds = {r: round_of(i) for r, i in infos.items()}
+        of_run = {"method": names, "seed": seed, "round": rounds}
+        curves = curves.assign(**{name: curves["run_id"].map(of) for name, of in of_run.items()})
         if starts:
-            start = {run_id: of_run["start"] for run_id, of_run in starts.items()}
+            start = {run_id: begun["start"] for run_id, begun in starts.items()}
             curves = curves.assign(start=curves["run_id"].map(start))
     evaluations = pd.DataFrame(tasks)
     if evaluations.empty and curves.empty:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import PurePosixPath
@@ -89,6 +90,12 @@ def starts_column(infos: Mapping[str, RunInfo]) -> dict[str, dict[str, str]]:
         begun.setdefault(run, set()).add(start_of(info))
     several = any(len(of_run) > 1 for of_run in begun.values())
     return {r: {"start": start_of(info)} for r, info in infos.items()} if several else {}
+
+
+def round_of(info: RunInfo) -> int:
+    """Iterations in which each number of objectives has its turn; 1 for a cold start."""
+    objectives = info.params.get("environment.objectives", "[1]")
+    return 1 if info.kind == "sft" else len(json.loads(objectives))
 
 
 def policy_columns(info: RunInfo) -> dict[str, Any]:

@@ -13,17 +13,19 @@ from matplotlib.figure import Figure
 
 from mempo.evaluation.canvas import DARK, Style, png, save
 from mempo.evaluation.plots import (
-    COLD_START_METRICS,
-    HEALTH_METRICS,
-    LEARNING_METRICS,
-    QUALITY_METRICS,
-    learning_curves,
     probability_buckets,
     score_by_objectives,
     steps_buckets,
     tokens_by_objectives,
 )
 from mempo.evaluation.plots_inference import histories, score_by_history, score_by_tokens
+from mempo.evaluation.plots_learning import (
+    COLD_START_METRICS,
+    HEALTH_METRICS,
+    LEARNING_METRICS,
+    QUALITY_METRICS,
+    learning_curves,
+)
 from mempo.evaluation.plots_steps import context_by_step, has_steps, p_answer_by_step
 from mempo.evaluation.stats import require_columns
 from mempo.evaluation.tables import MODES, ordered_modes
@@ -129,10 +131,13 @@ def _trained(curves: pd.DataFrame, styles: Mapping[str, Style]) -> list[tuple[st
     if not known.loc[known["metric"] == "loss/kl", "value"].any():
         curves = curves[curves["metric"] != "loss/kl"]  # 0 throughout: it was not computed
         measured -= {"loss/kl"}
+    every = int(curves["round"].max()) if "round" in curves else 1
+    point = f" A point is a round of {every} iterations." if every > 1 else ""
+    learning = f"Learning: mean over seeds, single seeds faint.{point}"
     return [
         (name, caption, partial(learning_curves, curves, metrics=metrics, styles=styles))
         for name, caption, metrics in (
-            ("learning_curves", "Learning: mean over seeds, single seeds faint.", LEARNING_METRICS),
+            ("learning_curves", learning, LEARNING_METRICS),
             (
                 "memory_quality",
                 "What memories are worth and keep, drawn likewise.",

@@ -13,7 +13,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from mempo.evaluation.canvas import Style, canvas, dress, finding, legend, palette
 from mempo.evaluation.canvas import save as save
@@ -22,104 +21,15 @@ from mempo.evaluation.stats import (
     checked,
     mean_interval,
     ordered,
-    require_columns,
     run_keys,
 )
 
-_TAIL = 5  # iterations that a learning curve's finding averages over
-_JUDGED = ("reward/mean", "memory/p_answer")  # more is better: worth naming who leads
-
-_LEARNING = {  # metric -> (quantity, unit)
-    "reward/mean": ("Reward", "reward"),
-    "memory/p_answer": ("P(answer | memory)", "probability"),
-    "rollout/steps": ("Steps per trajectory", "steps"),
-    "memory/tokens": ("Length of a memory", "tokens"),
-}
-_HEALTH = {
-    "loss/kl": ("KL to the start policy", "nats per token"),
-    "loss/entropy": ("Entropy", "nats per token"),
-    "loss/clip_frac": ("Clipped tokens", "share"),
-    "loss/grad_norm": ("Gradient norm", "norm"),
-    "group/zero_std_frac": ("Groups without a signal", "share"),
-    "rollout/truncated_frac": ("Truncated trajectories", "share"),
-    "audit/logprob_diff_max": ("Largest log-prob difference to the engine", "nats"),
-    "time/iteration_s": ("Time of an iteration", "seconds"),
-}
-_QUALITY = {
-    "memory/p_full": ("P(answer | full history)", "probability"),
-    "memory/beats_history_frac": ("Memories worth more than the history", "share"),
-    "memory/facts_kept_frac": ("Facts kept from memory to memory", "share"),
-    "memory/facts_held_frac": ("Facts shown that the memory holds", "share"),
-}
-_COLD_START = {"sft/loss": ("Loss of the cold start", "nats per token")}
-LEARNING_METRICS = tuple(_LEARNING)
-HEALTH_METRICS = tuple(_HEALTH)
-QUALITY_METRICS = tuple(_QUALITY)
-COLD_START_METRICS = tuple(_COLD_START)
-DRAWN = (*LEARNING_METRICS, *HEALTH_METRICS, *QUALITY_METRICS, *COLD_START_METRICS)
-_CURVES = {**_LEARNING, **_HEALTH, **_QUALITY, **_COLD_START}
 _SCORES = {
     "em": ("Exact match", "share of objectives"),
     "f1": ("Word F1", "F1 (0 to 1)"),
     "p_answer": ("P(answer | memory)", "probability"),
 }
 _TOKENS = {"tt": ("Total tokens", "tokens per task"), "pt": ("Peak tokens", "tokens per step")}
-
-
-def learning_curves(
-    curves: pd.DataFrame,
-    *,
-    metrics: Sequence[str] = LEARNING_METRICS,
-    styles: Mapping[str, Style] | None = None,
-) -> tuple[Figure, pd.DataFrame]:
-    """Each of `metrics` that `curves` has, over iterations: the mean over seeds, seeds faint.
-
-    `curves`: `method, seed, iteration, metric, value`. The data returned has the same columns,
-    with `seed` missing in the rows of the mean. Raises ValueError when none of the metrics is
-    there.
-    """
-    require_columns(curves, ("method", "seed", "iteration", "metric", "value"), name="curves")
-    rows = curves.astype({"value": float, "seed": "Int64"})
-    rows = rows[rows["metric"].isin(metrics) & np.isfinite(rows["value"])]
-    present = [metric for metric in metrics if (rows["metric"] == metric).any()]
-    if not present:
-        raise ValueError(f"curves has none of the metrics {list(metrics)}")
-    means = rows.groupby(["method", "iteration", "metric"])["value"].mean().reset_index()
-    styles = styles or palette(rows["method"])
-    figure, panels = canvas(len(present))
-    for axes, metric in zip(panels, present, strict=True):
-        quantity, unit = _CURVES.get(metric, (metric, ""))
-        last: dict[str, float] = {}
-        for method in ordered(rows["method"]):
-            one = rows[(rows["method"] == method) & (rows["metric"] == metric)]
-            mean = means[(means["method"] == method) & (means["metric"] == metric)]
-            if one.empty:
-                continue
-            look = styles[method]
-            if one.groupby(run_keys(one)).ngroups > 1:
-                for _, seed in one.sort_values("iteration").groupby(run_keys(one)):
-                    axes.plot(
-                        seed["iteration"], seed["value"], color=look.colour, alpha=0.4, lw=0.8
-                    )
-            axes.plot(
-                mean["iteration"],
-                mean["value"],
-                color=look.colour,
-                linestyle=look.line,
-                lw=2,
-                marker=look.marker,
-                markersize=5,
-                markevery=max(1, len(mean) // 6),
-                label=method,
-            )
-            last[method] = float(mean["value"].tail(_TAIL).mean())
-        tail = min(_TAIL, means[means["metric"] == metric]["iteration"].nunique())
-        leader = finding(last, f"over the last {tail} iterations") if metric in _JUDGED else ""
-        dress(axes, title=quantity, subtitle=leader, ylabel=unit)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    panels[-1].set_xlabel("optimiser step" if set(present) <= set(_COLD_START) else "iteration")
-    legend(figure, panels)
-    return figure, pd.concat([rows, means], ignore_index=True)
 
 
 def score_by_objectives(

@@ -9,15 +9,13 @@ from PIL import Image
 
 from mempo.evaluation.canvas import DARK, LIGHT, finding, palette, png
 from mempo.evaluation.plots import (
-    HEALTH_METRICS,
-    LEARNING_METRICS,
-    learning_curves,
     probability_buckets,
     save,
     score_by_objectives,
     steps_buckets,
     tokens_by_objectives,
 )
+from mempo.evaluation.plots_learning import HEALTH_METRICS, LEARNING_METRICS, learning_curves
 from mempo.evaluation.stats import crossed_interval
 
 NAN = float("nan")
@@ -108,6 +106,22 @@ def test_learning_curves_show_every_seed_and_their_mean():
 def test_the_finding_of_a_curve_averages_its_last_five_iterations():
     figure, _ = learning_curves(curves(GRPO=[[1.0] * 9 + [0.0] * 5], MemPO=[[0.0] * 9 + [0.4] * 5]))
     assert findings(figure) == ["MemPO highest over the last 5 iterations: 0.4"]
+
+
+def test_a_point_of_a_curve_is_a_round_of_iterations_where_objectives_take_turns():
+    """(1 + 2 + 3) / 3 and (4 + 5 + 9) / 3; the seventh iteration begins a third round."""
+
+    def drawn(table: pd.DataFrame) -> list[tuple[int, float]]:
+        _, data = learning_curves(table)
+        return [(row["iteration"], row["value"]) for row in records(data, seed=None)]
+
+    table = curves(GRPO=[[1.0, 2.0, 3.0, 4.0, 5.0, 9.0, 7.0]]).assign(round=3)
+    table["iteration"] += 1
+    assert drawn(table) == [(3, 2.0), (6, 6.0)]
+    assert drawn(table[table["iteration"] < 3]) == [(1, 1.0), (2, 2.0)]  # no whole round: as it is
+    better = table.assign(method="MemPO", value=table["value"] * 2)
+    figure, _ = learning_curves(pd.concat([table, better]))
+    assert findings(figure) == ["MemPO highest over the last 6 iterations: 8"]
 
 
 def test_a_curve_without_a_better_side_names_no_leader():
