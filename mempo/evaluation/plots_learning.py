@@ -102,6 +102,8 @@ def learning_curves(
         leader = finding(last, f"over the last {counted} iterations") if metric in _JUDGED else ""
         dress(axes, title=quantity, subtitle=leader, ylabel=unit)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        if unit == "share":
+            axes.set_ylim(bottom=0)
     panels[-1].set_xlabel("optimiser step" if set(present) <= set(_COLD_START) else "iteration")
     legend(figure, panels)
     return figure, pd.concat([rows, means], ignore_index=True)
