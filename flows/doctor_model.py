@@ -61,15 +61,15 @@ def read_codec(policy: Policy, environment: Environment) -> Codec:
 
 
 def check_words(experiment: Experiment, codec: Codec, *, sft: bool = False) -> str:
-    """Whether the tokenizer knows the words of the agent's protocol; for `sft`, of all it teaches.
+    """Whether the policy knows the agent: its words and, on the atlas, what it was taught to be.
 
-    A vocabulary of words made for one world lacks those of an agent it was not made for.
+    A vocabulary of words made for one world lacks those of an agent it was not made for. For
+    `sft` the words of all agents that it teaches are asked for.
     """
     from mempo.agent.coldstart import agent_of  # imports transformers
     from mempo.agent.protocol import protocol_words
 
-    taught = experiment.sft.agents if sft and experiment.environment.name == "atlas" else ()
-    for kind in dict.fromkeys((*taught, experiment.agent.kind)):
+    for kind in experiment.taught if sft else (experiment.agent.kind,):
         agent = agent_of(experiment.agent, kind)
         text, unknown = protocol_words(agent), codec.tokenizer.unk_token_id
         if unknown is None or unknown not in codec.encode(text):
@@ -84,7 +84,21 @@ def check_words(experiment: Experiment, codec: Codec, *, sft: bool = False) -> s
             f"{setting}: the vocabulary of {experiment.policy.model} lacks words of agent "
             f"'{kind}' ({', '.join(lost[:3])}); {cure}"
         )
+    if not sft:
+        _check_taught(experiment)
     return "every word of the agent's protocol is known"
+
+
+def _check_taught(experiment: Experiment) -> None:
+    """A policy that was trained from scratch to be some agents is lost as another one."""
+    record = Path(model_path(experiment.policy.model)) / "checkpoint.json"
+    taught = _read_json(record).get("taught") if record.is_file() else None
+    if taught and experiment.environment.name == "atlas" and experiment.agent.kind not in taught:
+        raise ValueError(
+            f"agent.kind: the cold start {experiment.policy.model} was taught to be "
+            f"{', '.join(taught)}, not '{experiment.agent.kind}'; take one of them, or a policy "
+            "that was taught all (`mempo sft --preset agents`)"
+        )
 
 
 def check_lengths(experiment: Experiment) -> str:

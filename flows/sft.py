@@ -44,6 +44,7 @@ def sft(experiment: Experiment, name: str = "", parent: str = "") -> RunResult:
         record.log(metrics, total)
         folder = store.checkpoint_folder(record.run_id, total)
         state = {"iteration": total, "run_id": record.run_id, "experiment": experiment.model_dump()}
+        state["taught"] = experiment.taught
         stages.run(stages.checkpoint, cluster, model, folder, state)
         record.tracker.log_checkpoint(record.run_id, folder, step=total, metrics=metrics)
         say(_measured(metrics), "cold start")

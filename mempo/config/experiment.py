@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from mempo.config.acting import Agent, Environment, Policy, Rollout
-from mempo.config.base import Settings
+from mempo.config.base import AgentKind, Settings
 from mempo.config.credit import Memory, Reward
 from mempo.config.learning import Audit, Learner, Loss, Sft
 from mempo.config.running import Checkpoint, Cluster, Evaluate, Price, Tracking
@@ -57,6 +57,12 @@ class Experiment(Settings):
                 "A^M with memory.group=question compares the steps of one trajectory)"
             )
         return self
+
+    @property
+    def taught(self) -> tuple[AgentKind, ...]:
+        """The agents that a cold start teaches: on the atlas one policy learns to be several."""
+        several = self.sft.agents if self.environment.name == "atlas" else ()
+        return tuple(dict.fromkeys((*several, self.agent.kind)))
 
     @property
     def credited_memory(self) -> Memory:

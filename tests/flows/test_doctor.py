@@ -357,12 +357,29 @@ def test_a_relative_folder_that_looks_like_a_setting_is_still_named_by_its_setti
     [
         ("train", ["agent.kind=external"], "agent.kind"),
         ("train", ["agent.prompt=full"], "agent.prompt"),
-        ("sft", ["sft.agents=[self_memory,external]", "sft.model=builtin:atlas-sft"], "sft.agents"),
+        ("sft", ["sft.agents=[self_memory,external]", "sft.model={}"], "sft.agents"),
     ],
 )
-def test_words_that_the_policy_does_not_know_are_refused(kind, overrides, setting):
+def test_words_that_the_policy_does_not_know_are_refused(kind, overrides, setting, tmp_path):
+    """A vocabulary of an earlier time, without the words of the agents with a store."""
+    folder = tmp_path / "older"
+    shutil.copytree(model_path("builtin:atlas-sft"), folder)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    for word in ("external", "<query>", "</query>"):
+        del tokenizer["model"]["vocab"][word]
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    named = [f"policy.model={folder}", *(o.format(folder) for o in overrides)]
     with pytest.raises(PreflightError, match=rf"^{setting}: the vocabulary of \S+ lacks words"):
-        preflight(load("demo", overrides=overrides), kind)
+        preflight(load("demo", overrides=named), kind)
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate"])
+def test_an_agent_that_the_cold_start_was_not_taught_is_refused(kind):
+    preflight(load("demo", overrides=["agent.kind=react"]), kind)
+    with pytest.raises(
+        PreflightError, match=r"^agent\.kind: the cold start \S+ was taught to be self"
+    ):
+        preflight(load("demo", overrides=["agent.kind=truncation"]), kind)
 
 
 @pytest.mark.parametrize(
