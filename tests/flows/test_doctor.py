@@ -20,6 +20,7 @@ from conf.load import load
 from flows.doctor import PreflightError, check, preflight
 from flows.doctor_data import Kind
 from mempo.config import Experiment
+from mempo.policies.shipped import model_path
 
 PASSAGES = [
     {"id": "p1", "contents": '"Paris"\nParis is the capital of France.'},
@@ -376,9 +377,7 @@ def test_words_that_the_policy_does_not_know_are_refused(kind, overrides, settin
 @pytest.mark.parametrize("kind", ["train", "evaluate"])
 def test_an_agent_that_the_cold_start_was_not_taught_is_refused(kind):
     preflight(load("demo", overrides=["agent.kind=react"]), kind)
-    with pytest.raises(
-        PreflightError, match=r"^agent\.kind: the cold start \S+ was taught to be self"
-    ):
+    with pytest.raises(PreflightError, match=r"^agent\.kind: the cold start \S+ was taught to be"):
         preflight(load("demo", overrides=["agent.kind=truncation"]), kind)
 
 
