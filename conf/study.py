@@ -78,6 +78,8 @@ def load_study(
     path = Path(name) if name.endswith((".yaml", ".yml")) else CONF / "study" / f"{name}.yaml"
     if not path.is_file():
         known = ", ".join(studies())
+        if path == Path(name):
+            raise ConfigError(f"there is no study file {name}; correct the path, or name {known}")
         raise ConfigError(f"unknown study {name!r}; there are: {known}; or give a YAML file")
     file = read_study(path)
     if file.starts and sets_model(overrides or ()):

@@ -147,7 +147,10 @@ def _read_json(path: Path) -> dict:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read ({error}), so it is no model folder") from None
+        raise ValueError(
+            f"{path} cannot be read ({error}), so it is no model folder; give one that "
+            "save_pretrained wrote (`mempo fetch smollm2` makes one)"
+        ) from None
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds no settings, so it is no model folder")
     return content

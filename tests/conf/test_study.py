@@ -98,6 +98,7 @@ def test_a_wrong_study_is_refused_by_name(write, text, parts):
 def test_an_unknown_study_lists_those_there_are():
     message = refused("dmeo")
     assert "'dmeo'" in message and "demo" in message
+    assert "there is no study file mine/none.yaml" in refused("mine/none.yaml")
 
 
 def children(study):
