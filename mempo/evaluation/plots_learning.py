@@ -122,4 +122,4 @@ def _by_round(rows: pd.DataFrame) -> pd.DataFrame:
     short = last < rows["round"]
     rows = rows.assign(iteration=end.where(~short, rows["iteration"]))[short | (end <= last)]
     keys = [column for column in rows.columns if column != "value"]
-    return rows.groupby(keys, dropna=False, as_index=False)["value"].mean()
+    return rows.groupby(keys, dropna=False)["value"].mean().reset_index()

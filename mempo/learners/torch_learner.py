@@ -145,8 +145,8 @@ class TorchLearner:
         for batch in micro_batches(rows, self.settings.micro_tokens):
             chosen = [rows[i] for i in batch]
             logits, targets = target_logits(self.model, chosen, self.codec.pad_id)
-            loss = torch.nn.functional.cross_entropy(logits / temperature, targets, reduction="sum")
-            loss = loss / count
+            logits = logits.div_(temperature)  # in place: a copy is [targets, vocabulary]
+            loss = torch.nn.functional.cross_entropy(logits, targets, reduction="sum") / count
             loss.backward()
             total += float(loss.detach())
             self.tokens += sum(len(r.ids) for r in chosen)
