@@ -127,7 +127,7 @@ def atlas_batch(
     stage = min(int(progress * 3) + 1, 3)
     ladder = sorted(settings.objectives)[: -(-len(settings.objectives) * stage // 3)]
     size = settings.batch_size
-    kinds: list[AgentKind] = list(dict.fromkeys((*settings.agents, agent.kind)))
+    kinds = settings.kinds(agent.kind)
     agents = [agent_of(agent, kind) for kind in kinds]
     remembering = [a for a in agents if a.remembers]
     by_step: list[AgentKind] = [k for k in kinds if k != "react"]

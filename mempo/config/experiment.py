@@ -61,8 +61,8 @@ class Experiment(Settings):
     @property
     def taught(self) -> tuple[AgentKind, ...]:
         """The agents that a cold start teaches: on the atlas one policy learns to be several."""
-        several = self.sft.agents if self.environment.name == "atlas" else ()
-        return tuple(dict.fromkeys((*several, self.agent.kind)))
+        kind = self.agent.kind
+        return self.sft.kinds(kind) if self.environment.name == "atlas" else (kind,)
 
     @property
     def credited_memory(self) -> Memory:

@@ -186,3 +186,7 @@ class Sft(Settings):
         min_length=1,
         description="Atlas: the agents that one policy learns to be, and `agent.kind`.",
     )
+
+    def kinds(self, kind: AgentKind) -> tuple[AgentKind, ...]:
+        """`agents`, and `kind` where it is not one of them."""
+        return tuple(dict.fromkeys((*self.agents, kind)))
