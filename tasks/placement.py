@@ -14,7 +14,8 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from mempo.config import Cluster, Experiment
-from tasks import actors
+from tasks.learner_actors import ColdStart, Learner
+from tasks.sampler_actor import Sampler
 
 PLACE_TIMEOUT_S = 120
 
@@ -28,7 +29,7 @@ def rl_models(experiment: Experiment, threads: int) -> Iterator[tuple[Any, Any]]
     """(sampler, learner) as actors in one placement group, killed at the end of the block."""
     c = experiment.cluster
     bundles = [(c.sampler_cpus, c.sampler_gpus), (c.learner_cpus, c.learner_gpus)]
-    with _placed([actors.Sampler, actors.Learner], bundles, experiment, threads) as made:
+    with _placed([Sampler, Learner], bundles, experiment, threads) as made:
         yield made[0], made[1]
 
 
@@ -37,7 +38,7 @@ def sft_model(experiment: Experiment, threads: int) -> Iterator[Any]:
     """The actor of the cold start."""
     c = experiment.cluster
     bundles = [(c.learner_cpus, c.learner_gpus)]
-    with _placed([actors.ColdStart], bundles, experiment, threads) as made:
+    with _placed([ColdStart], bundles, experiment, threads) as made:
         yield made[0]
 
 

@@ -13,7 +13,8 @@ from conf.load import load
 from mempo import own
 from mempo.config import Experiment
 from mempo.records import groups, read_rollouts
-from tasks.actors import Learner, Sampler
+from tasks.learner_actors import Learner
+from tasks.sampler_actor import Sampler
 
 PAGE = (Path(__file__).parents[1] / "docs" / "own.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```python\n# (\w+)\.py\n(.*?)```", PAGE, re.DOTALL)

@@ -9,7 +9,9 @@ import pandas as pd
 import pytest
 
 from conf.load import load
-from tasks.actors import Learner, Metrics, Sampler
+from tasks.actors import Metrics
+from tasks.learner_actors import Learner
+from tasks.sampler_actor import Sampler
 
 QUALITY = {
     "memory/p_answer", "memory/p_answer_step1", "memory/p_answer_step2", "memory/tokens",

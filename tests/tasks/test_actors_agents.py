@@ -10,7 +10,8 @@ import pytest
 from conf.load import load
 from mempo.config import AgentKind
 from mempo.records import read_rollouts
-from tasks.actors import Learner, Sampler
+from tasks.learner_actors import Learner
+from tasks.sampler_actor import Sampler
 
 AGENTS: dict[AgentKind, list[str]] = {
     "self_memory": ["agent.history=memory"],

@@ -8,7 +8,8 @@ import pytest
 
 from conf.load import load
 from mempo.records import read_rollouts, write_rollouts
-from tasks.actors import Learner, Sampler
+from tasks.learner_actors import Learner
+from tasks.sampler_actor import Sampler
 
 # A fresh policy writes noise: every reward is 0, and no group ever has a signal.
 SETTINGS = ["environment.objectives=[1]", "rollout.max_step_tokens=8"]

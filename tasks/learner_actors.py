@@ -1,0 +1,180 @@
+"""The homes of the policy that is trained: by reinforcement, and on scripts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mempo.config import Experiment
+from tasks.actors import Metrics, computing, set_up
+
+
+class Learner:
+    """The policy that is trained: scoring, updates, checkpoints."""
+
+    def __init__(self, experiment: Experiment, threads: int):
+        set_up(experiment, threads)
+        from mempo.learners.torch_learner import TorchLearner
+        from mempo.policies.loading import load_codec, load_model
+
+        self.experiment = experiment
+        self.codec = load_codec(experiment.policy, experiment.environment)
+        self.learner = TorchLearner(
+            load_model(experiment.policy, self.codec, seed=experiment.seed),
+            self.codec,
+            experiment.learner,
+            # A copy of the model, which only training reads.
+            reference=experiment.loss.needs_reference and experiment.iterations > 0,
+        )
+
+    @computing
+    def score(self, path: Path, iteration: int) -> Metrics:
+        """Add P(answer | memory), P(answer | history) and the advantages to a rollout file."""
+        from mempo.credit.assign import assign_credit
+        from mempo.credit.schedule import memory_weight, scoring
+        from mempo.evaluation.memory_quality import scored_quality
+        from mempo.records import read_rollouts, write_rollouts
+
+        memory = self.experiment.credited_memory
+        trajectories, _ = read_rollouts(path)
+        before = self.learner.tokens
+        due = scoring(memory, iteration)
+        credit = assign_credit(
+            self.codec,
+            trajectories,
+            self.learner.logprobs,
+            memory,
+            score=due.memory,
+            full=due.history,
+            grains=self.experiment.agent.grains,
+            scale=self.experiment.reward.scale,
+        )
+        write_rollouts(path, trajectories, credit.columns())
+        metrics = {
+            **scored_quality(trajectories, credit.p_answer_mem, credit.p_answer_full),
+            "group/zero_std_frac": credit.zero_std,
+            "cost/scored_tokens": float(self.learner.tokens - before),
+        }
+        if self.experiment.agent.remembers:
+            metrics["memory/weight"] = memory_weight(memory, iteration, self.experiment.iterations)
+        if memory.gain_bonus > 0:
+            metrics["reward/gain_bonus"] = credit.mean_gain_bonus
+        return metrics
+
+    @computing
+    def score_memories(self, path: Path) -> Metrics:
+        """Add P(answer | memory) to an evaluation's rollout file."""
+        from mempo.credit.scoring import score_questions
+        from mempo.records import read_rollouts, write_rollouts
+
+        trajectories, _ = read_rollouts(path)
+        before = self.learner.tokens
+        scores = score_questions(
+            self.codec,
+            [(t.question, [t.steps]) for t in trajectories],
+            self.learner.logprobs,
+            full=False,
+        )
+        p_answer = [p for group in scores for steps in group for p, _ in steps]
+        write_rollouts(path, trajectories, {"p_answer_mem": p_answer})
+        return {"cost/scored_tokens": float(self.learner.tokens - before)}
+
+    @computing
+    def train(self, path: Path, iteration: int) -> Metrics:
+        """Update on a scored rollout file."""
+        from mempo.learners.iteration import train_on
+        from mempo.records import read_rollouts
+
+        trajectories, credit = read_rollouts(path)
+        before = self.learner.tokens
+        adv_mem: Any = credit["adv_mem"]
+        if "adv_facts" in credit:
+            adv_mem = list(zip(credit["adv_summary"], credit["adv_facts"], strict=True))
+        metrics = train_on(
+            self.learner,
+            trajectories,
+            credit["adv_traj"],
+            adv_mem,
+            self.experiment,
+            iteration,
+        )
+        return {**metrics, "cost/trained_tokens": float(self.learner.tokens - before)}
+
+    def publish(self, weights: Path) -> str:
+        """Write the weights for the samplers; their digest."""
+        from mempo.policies.weights import save_weights
+
+        return save_weights(self.learner.model, weights)
+
+    def checkpoint(self, folder: Path, state: dict[str, Any]) -> None:
+        """Write a complete checkpoint that transformers can load as it is."""
+        from mempo.learners import checkpoint
+
+        checkpoint.write(folder, self.learner.save, state)
+
+
+class ColdStart:
+    """Supervised training on scripted trajectories."""
+
+    def __init__(self, experiment: Experiment, threads: int):
+        set_up(experiment, threads)
+        from mempo.agent.coldstart_data import cold_start_data
+        from mempo.learners.torch_learner import TorchLearner
+        from mempo.policies.loading import load_codec, load_model
+
+        self.experiment = experiment
+        codec = load_codec(experiment.policy, experiment.environment)
+        settings = experiment.learner.model_copy(update={"lr": experiment.sft.lr})
+        self.learner = TorchLearner(
+            load_model(experiment.policy, codec, seed=experiment.seed),
+            codec,
+            settings,
+            embedding_lr_factor=experiment.sft.embedding_lr_factor,
+        )
+        self.data = cold_start_data(experiment, codec)
+
+    def facts(self) -> dict[str, Any]:
+        """What there is to learn from."""
+        return self.data.facts()
+
+    @computing
+    def run(self, start: int, stop: int) -> Metrics:
+        """Optimiser steps start..stop-1; the mean loss and the tokens."""
+        from mempo.learners.supervise import learning_rate
+
+        sft = self.experiment.sft
+        losses = []
+        before = self.learner.tokens
+        for step in range(start, stop):
+            rows = self.data.batch(step)
+            lr = learning_rate(sft, step)
+            losses.append(self.learner.supervise(rows, lr, sft.temperature))
+        return {
+            "sft/loss": sum(losses) / max(len(losses), 1),
+            "cost/trained_tokens": float(self.learner.tokens - before),
+        }
+
+    def validate(self) -> Metrics:
+        """Loss on scripts that are never trained on; what right and empty memories are worth."""
+        import numpy as np
+
+        values = self.learner.logprobs(self.data.held_out())
+        metrics = {"sft/held_out_loss": float(-np.concatenate(values).mean())}
+        if not (probes := self.data.probes()):
+            return metrics
+        right, empty = (
+            np.array([np.exp(v.mean()) for v in self.learner.logprobs([p[i] for p in probes])])
+            for i in (0, 1)
+        )
+        return {
+            **metrics,
+            "sft/p_answer_right_memory": float(right.mean()),
+            "sft/p_answer_empty_memory": float(empty.mean()),
+            "sft/right_beats_empty_frac": float((right > empty).mean()),
+        }
+
+    def checkpoint(self, folder: Path, state: dict[str, Any]) -> None:
+        """Write a complete checkpoint that transformers can load as it is."""
+        from mempo.learners import checkpoint
+
+        checkpoint.write(folder, self.learner.save, state)

@@ -1,0 +1,134 @@
+"""The home of the policy that acts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mempo.config import Experiment
+from tasks.actors import Metrics, computing, set_up
+
+
+class Sampler:
+    """The policy that acts: engine, environment and agent loop."""
+
+    def __init__(self, experiment: Experiment, threads: int):
+        set_up(experiment, threads)
+        from mempo.agent.protocol import stop_strings
+        from mempo.environments import make_world
+        from mempo.policies.loading import load_codec, load_model
+        from mempo.samplers.hf import TransformersSampler
+
+        self.experiment = experiment
+        self.codec = load_codec(experiment.policy, experiment.environment)
+        self.model = load_model(experiment.policy, self.codec, seed=experiment.seed)
+        tokens = experiment.environment.passage_tokens
+        self.world = make_world(
+            experiment.environment, lambda text: self.codec.shorten(text, tokens)
+        )
+        self.engine = TransformersSampler(
+            self.model,
+            self.codec,
+            stop=stop_strings(experiment.agent),
+            batch_size=experiment.rollout.batch_size,
+        )
+        self.version = 0
+
+    def load(self, weights: Path, version: int, digest: str) -> None:
+        """Take new weights; RuntimeError where they are not, bit for bit, the learner's."""
+        from mempo.policies.weights import load_weights
+
+        got = load_weights(self.model, weights)
+        if got != digest:
+            raise RuntimeError(
+                f"weights of version {version} did not arrive: sha256 {got[:12]} in the sampler, "
+                f"{digest[:12]} in the learner"
+            )
+        self.version = version
+
+    @computing
+    def rollout(self, path: Path, iteration: int) -> Metrics:
+        """Sample an iteration's trajectories into the rollout file `path`.
+
+        Metrics are of all that was sampled, also of what `rollout.resample` threw away: its tokens
+        were paid for, and rewards of the kept groups alone would show a selection.
+        """
+        from mempo.credit.resample import has_pair, has_signal, resample
+        from mempo.environments.atlas import facts_of
+        from mempo.evaluation.memory_quality import fact_quality
+        from mempo.evaluation.metrics import rollout_metrics
+        from mempo.policies.distribution import Sampling
+        from mempo.records import write_rollouts
+
+        e = self.experiment
+        cycle = e.environment.objectives
+        objectives = cycle[iteration % len(cycle)]
+
+        def ask(count: int, *key: int | str) -> list:
+            key = (e.seed, iteration, *key)
+            return self.world.questions("train", count, objectives=objectives, key=key)
+
+        def run(questions: Any) -> list:
+            sampling = Sampling(e.rollout.temperature, e.rollout.top_p, e.rollout.top_k)
+            key = (e.seed, "rollout", iteration)
+            return self._run(questions, e.rollout.group_size, sampling, key)
+
+        kept, thrown = resample(
+            run(ask(e.rollout.questions)),
+            lambda number, count: ask(count, "resample", number),
+            run,
+            rounds=e.rollout.resample,
+            signal=has_pair if e.loss.policy == "dpo" else has_signal,
+        )
+        write_rollouts(path, kept)
+        every = [*kept, *thrown]
+        return {
+            **rollout_metrics(every),
+            **fact_quality(every, facts_of),
+            "group/resampled_frac": len(thrown) / len(every),
+        }
+
+    @computing
+    def evaluate(self, path: Path, objectives: int, temperature: float, passes: int = 1) -> Metrics:
+        """`passes` trajectories for each evaluation question into `path`; their token counts."""
+        from mempo.evaluation.metrics import rollout_metrics
+        from mempo.policies.distribution import Sampling
+        from mempo.records import write_rollouts
+
+        e = self.experiment.evaluate
+        questions = self.world.questions("test", e.questions, objectives=objectives, key=(e.seed,))
+        sampling = Sampling(temperature, memory_weight=e.memory_weight)
+        key = (e.seed, "evaluate", str(temperature))
+        trajectories = self._run(questions, passes, sampling, key)
+        write_rollouts(path, trajectories)
+        return rollout_metrics(trajectories)
+
+    def decode(self, ids: list[int]) -> str:
+        """The exact text of token ids."""
+        return self.codec.text(ids)
+
+    def describe(self, path: Path, limit: int, every: int = 1) -> list[dict[str, Any]]:
+        """`limit` trajectories of a rollout file, each `every`-th, for the trajectory page."""
+        from mempo.evaluation.describe import describe
+        from mempo.records import read_rollouts
+
+        trajectories, credit = read_rollouts(path)
+        return describe(trajectories[: limit * every], credit, self.codec.text, every=every)
+
+    def _run(self, questions: list, group: int, sampling: Any, key: tuple) -> list:
+        from mempo.agent.rollout import run_trajectories
+
+        e = self.experiment
+        return run_trajectories(
+            self.world,
+            self.engine,
+            self.codec,
+            questions,
+            agent=e.agent,
+            rollout=e.rollout,
+            reward=e.reward,
+            group_size=group,
+            sampling=sampling,
+            key=key,
+            version=self.version,
+        )
