@@ -42,6 +42,7 @@ SCHEMA = pa.schema(
         ("observation_ids", pa.list_(pa.int32())),
         ("finish_reason", pa.string()),
         ("policy_version", pa.int32()),
+        ("cached_tokens", pa.int32()),  # of prompt_ids, from the sampler's prefix cache
         ("status", pa.string()),
         ("answer", pa.string()),
         ("reward", pa.float64()),
@@ -99,6 +100,8 @@ def read_rollouts(path: Path) -> tuple[list[Trajectory], dict[str, list[float]]]
             "write it again with `mempo train` or `mempo evaluate`"
         )
     trajectories: list[Trajectory] = []
+    if "cached_tokens" not in table.column_names:  # written before there was such a column
+        table = table.append_column("cached_tokens", pa.array([0] * len(table), pa.int32()))
     for row in table.select(SCHEMA.names).to_pylist():
         if row["step"] <= 0:
             trajectories.append(_trajectory(row))
@@ -140,6 +143,7 @@ def _row(t: Trajectory, index: int, s: Step) -> dict[str, Any]:
         "observation_ids": s.observation_ids,
         "finish_reason": s.finish_reason,
         "policy_version": s.policy_version,
+        "cached_tokens": s.cached_tokens,
     }
 
 
@@ -174,6 +178,7 @@ def _step(row: Mapping[str, Any]) -> Step:
         observation=row["observation"],
         observation_ids=row["observation_ids"],
         policy_version=row["policy_version"],
+        cached_tokens=row["cached_tokens"],
     )
 
 

@@ -68,6 +68,7 @@ class Completion:
     ids: list[int]  # [T]
     logprobs: list[float]  # [T], of the distribution that was really sampled from
     finish_reason: FinishReason
+    cached_tokens: int = 0  # of the prompt, that the engine had computed before
 
 
 @dataclass
@@ -87,6 +88,7 @@ class Step:
     observation: str = ""  # the reply of the tool or of the store, "" where none was asked
     observation_ids: list[int] = field(default_factory=list)  # its tokens, tags and glue included
     policy_version: int = 0
+    cached_tokens: int = 0  # of the prompt, from the sampler's prefix cache
 
 
 @dataclass(frozen=True)

@@ -137,7 +137,7 @@ def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "cost/generated_tokens": float(
             sum(len(s.output_ids) for t in trajectories for s in t.steps)
         ),
-        "cost/cached_tokens": 0.0,  # the transformers sampler has no prefix cache
+        "cost/cached_tokens": float(sum(s.cached_tokens for t in trajectories for s in t.steps)),
     }
     for status in ("answered", "step_limit", "bad_format", "tool_error"):
         metrics[f"rollout/{status}_frac"] = mean([t.status == status for t in trajectories])
