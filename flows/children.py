@@ -1,4 +1,4 @@
-"""The children of a study: run side by side, in order, or taken over from an earlier try."""
+"""The children of a study: run side by side, in order, gone on with, or taken over as they are."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from conf.study import Child, Study
 from flows.plan import child_tags, place, place_of
 from flows.progress import Countdown, say
 from flows.recording import Record, RunResult
+from flows.resuming import last_checkpoint
 from flows.train import train
 from mempo.config import Experiment
 from tasks import placement, store
@@ -17,9 +18,10 @@ from tasks.records import RunInfo
 
 
 def run_children(study: Study, record: Record) -> tuple[dict[str, RunResult], dict[str, str]]:
-    """Run or take over each child; (results, reasons of the failures), in the study's order."""
-    runs = record.tracker.find({"mlflow.parentRunId": record.run_id}, "FINISHED")
-    finished = {place_of(run): run for run in runs}
+    """Run, go on with or take over each child; (results, reasons of failures), in study order."""
+    runs = record.tracker.find({"mlflow.parentRunId": record.run_id})
+    finished = {place_of(run): run for run in runs if run.status == "FINISHED"}
+    cut_off = {place_of(run): run for run in runs if run.status in ("FAILED", "KILLED")}
     done: dict[str, RunResult] = {}
     failed: dict[str, str] = {}
     countdown = Countdown({child.name: _work(child.experiment) for child in study.children})
@@ -27,12 +29,14 @@ def run_children(study: Study, record: Record) -> tuple[dict[str, RunResult], di
 
     def run(child: Child, experiment: Experiment) -> RunResult:
         say(f"run {number[child.name]} of {len(number)}", child.name)
+        begun = cut_off.get(place(child, experiment))
         return train(
             experiment,
             name=child.name,
             parent=record.run_id,
             method=child.method,
             tags=child_tags(child),
+            resume=begun.run_id if begun and last_checkpoint(begun.run_id) else "",
         )
 
     def settle(child: Child, how: str, *, cost_time: bool = True) -> None:

@@ -12,7 +12,7 @@ import typer
 
 from flows.commands_around import doctor, fetch, ui
 from flows.commands_compare import ablate, report
-from flows.commands_run import evaluate, sft, train
+from flows.commands_run import evaluate, export, sft, train
 from flows.listing import Command, Commands
 
 app = typer.Typer(
@@ -50,7 +50,7 @@ for _function in (train, sft, evaluate, ablate):
     app.command(cls=Command)(_function)
 app.command()(report)
 app.command(cls=Command)(doctor)
-for _function in (fetch, ui):
+for _function in (export, fetch, ui):
     app.command()(_function)
 
 if __name__ == "__main__":

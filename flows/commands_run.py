@@ -1,7 +1,8 @@
-"""`mempo train`, `sft` and `evaluate`: one run."""
+"""`mempo train`, `sft`, `evaluate` and `export`: one run, and what comes out of it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,7 @@ from flows.shell import command, stay_offline
 
 if TYPE_CHECKING:
     from flows.recording import RunResult
+    from mempo.config import Experiment
 
 
 def train(
@@ -21,6 +23,15 @@ def train(
     cluster: ClusterFile = "local",
     overrides: Overrides = None,
     seed: Seed = None,
+    resume: Annotated[
+        str,
+        typer.Option(
+            "--resume",
+            metavar="RUN",
+            help="Go on with a run that was cut off, by its id and with its settings; 'auto': with "
+            "the newest of the settings given.",
+        ),
+    ] = "",
 ) -> None:
     """Train a policy, evaluate it, and write its report.
 
@@ -29,13 +40,32 @@ def train(
       mempo train --seed 7 --set memory.weight=0         the same without memory advantage: GRPO
       mempo train -p wiki --set iterations=10            real questions, after `mempo fetch smollm2`
       mempo train --cluster ray --set cluster.address=head:6379
+      mempo train --resume RUN                           as if it had not been cut off
     """
     with command():
-        experiment = load(preset, cluster=cluster, overrides=overrides or (), seed=seed)
         from flows import run
 
+        if resume and resume != "auto":
+            experiment = _settings_of(resume, preset, cluster, overrides or (), seed)
+        else:
+            experiment = load(preset, cluster=cluster, overrides=overrides or (), seed=seed)
         stay_offline(experiment.policy.model, experiment.agent.embedding_model)
-        _show(run.train(experiment))
+        _show(run.train(experiment, resume))
+
+
+def _settings_of(
+    run_id: str, preset: str, cluster: str, overrides: Sequence[str], seed: int | None
+) -> Experiment:
+    """What a run was started with; what is given beside it must not contradict."""
+    from flows.resuming import settings_of
+
+    experiment = settings_of(run_id, cluster=cluster, overrides=overrides, seed=seed)
+    if preset not in ("demo", experiment.preset):
+        raise ConfigError(
+            f"--resume {run_id}: that run is of preset '{experiment.preset}', not '{preset}'; "
+            "leave --preset out, its settings are the run's"
+        )
+    return experiment
 
 
 def sft(
@@ -96,6 +126,32 @@ def evaluate(
         model = str(checkpoint or experiment.policy.model)
         stay_offline(model, experiment.agent.embedding_model)
         _show(run.evaluate(experiment, str(checkpoint) if checkpoint else None))
+
+
+def export(
+    checkpoint: Annotated[
+        str,
+        typer.Argument(
+            metavar="CHECKPOINT",
+            help="A checkpoint's folder, or the id of a run: its best by checkpoint.best, or last.",
+        ),
+    ],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the model goes.")],
+) -> None:
+    """Copy a checkpoint as a model folder that transformers and vLLM load.
+
+    \b
+      mempo export RUN models/mine
+      mempo evaluate --set policy.model=models/mine --set evaluate.questions=300
+    """
+    with command():
+        from flows.exporting import check_target, find_checkpoint
+        from flows.exporting import export as copy
+
+        source = find_checkpoint(checkpoint)
+        check_target(folder, "FOLDER")
+        copy(source, folder)
+        print(f"{source} was copied to {folder}, without the optimiser's state")
 
 
 def _show(result: RunResult) -> None:

@@ -6,12 +6,12 @@ flows themselves.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flows.exporting import check_target, export
 from flows.progress import say
 from mempo.config import Experiment
 
@@ -41,12 +41,23 @@ def services(experiment: Experiment, kind: Kind = "train") -> Iterator[None]:
             shutdown_ray()
 
 
-def train(experiment: Experiment) -> RunResult:
-    """Train and evaluate, and write the run's report."""
+def train(experiment: Experiment, resume: str = "") -> RunResult:
+    """Train and evaluate, and write the run's report.
+
+    `resume`: id of the run to go on with, or 'auto' for the newest of this configuration that is
+    not done.
+    """
+    if resume:
+        from flows.resuming import run_to_resume
+        from tasks.tracking import Tracker
+
+        tracker = Tracker(experiment.tracking.uri, experiment.tracking.experiment)
+        resume = run_to_resume(tracker, experiment, resume)
+        say(f"going on with run {resume}")
     with services(experiment):
         from flows.train import train as flow
 
-        result = flow(experiment)
+        result = flow(experiment, resume=resume)
     _show(result)
     return result
 
@@ -73,7 +84,7 @@ def sft(experiment: Experiment, out: Path | None = None) -> RunResult:
     """
     out = out or _folder_of_policy(experiment)
     if out is not None:
-        _check_export(out)
+        check_target(out, "--out")
     if experiment.sft.model:
         policy = experiment.policy.model_copy(update={"model": experiment.sft.model})
         experiment = experiment.model_copy(update={"policy": policy})
@@ -131,33 +142,11 @@ def report(
     return page
 
 
-def export(checkpoint: Path, folder: Path) -> None:
-    """Copy what transformers needs of a checkpoint: the model without the optimiser's state."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    aside = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(aside, ignore_errors=True)
-    shutil.copytree(checkpoint, aside, ignore=shutil.ignore_patterns("optimizer.pt"))
-    shutil.rmtree(folder, ignore_errors=True)
-    aside.rename(folder)
-
-
 def _folder_of_policy(experiment: Experiment) -> Path | None:
     """`policy.model` where it names a local folder that is not where the cold start begins."""
     model = experiment.policy.model
     local = model.startswith(("models/", "/", ".", "~"))
     return Path(model).expanduser() if experiment.sft.model and local else None
-
-
-def _check_export(folder: Path) -> None:
-    """Refuse to replace what is not an export, and a place that cannot be written."""
-    from mempo.learners.checkpoint import is_complete
-    from tasks.store import check_writable
-
-    if folder.exists() and not (
-        folder.is_dir() and (is_complete(folder) or not any(folder.iterdir()))
-    ):
-        raise ValueError(f"--out: {folder} holds something that is no exported model; name another")
-    check_writable(folder.absolute().parent, "--out")
 
 
 def _show(result: RunResult) -> None:

@@ -100,17 +100,24 @@ class Learner:
         )
         return {**metrics, "cost/trained_tokens": float(self.learner.tokens - before)}
 
-    def publish(self, weights: Path) -> str:
-        """Write the weights for the samplers; their digest."""
-        from mempo.policies.weights import save_weights
+    def publish(self, weights: Path) -> Any:
+        """Write the weights for the samplers; by what they prove that they took them (`Proof`)."""
+        from mempo.policies.weights import Proof, probe_row, save_weights
 
-        return save_weights(self.learner.model, weights)
+        digest = save_weights(self.learner.model, weights)
+        probe = probe_row(len(self.codec.tokenizer))
+        (logprobs,) = self.learner.logprobs([probe])
+        return Proof(digest, probe, logprobs)
 
     def checkpoint(self, folder: Path, state: dict[str, Any]) -> None:
         """Write a complete checkpoint that transformers can load as it is."""
         from mempo.learners import checkpoint
 
         checkpoint.write(folder, self.learner.save, state)
+
+    def restore(self, folder: Path) -> None:
+        """Go on from a checkpoint."""
+        self.learner.restore(folder)
 
 
 class ColdStart:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from mempo.config import Experiment
@@ -14,36 +15,28 @@ class Sampler:
 
     def __init__(self, experiment: Experiment, threads: int):
         set_up(experiment, threads)
-        from mempo.agent.protocol import stop_strings
         from mempo.environments import make_world
-        from mempo.policies.loading import load_codec, load_model
-        from mempo.samplers.hf import TransformersSampler
+        from mempo.policies.loading import load_codec
+        from mempo.samplers.making import make_sampler
 
         self.experiment = experiment
         self.codec = load_codec(experiment.policy, experiment.environment)
-        self.model = load_model(experiment.policy, self.codec, seed=experiment.seed)
         tokens = experiment.environment.passage_tokens
         self.world = make_world(
             experiment.environment, lambda text: self.codec.shorten(text, tokens)
         )
-        self.engine = TransformersSampler(
-            self.model,
-            self.codec,
-            stop=stop_strings(experiment.agent),
-            batch_size=experiment.rollout.batch_size,
-        )
+        self.scratch = TemporaryDirectory(prefix="mempo-sampler-")
+        self.engine = make_sampler(experiment, self.codec, Path(self.scratch.name))
         self.version = 0
 
-    def load(self, weights: Path, version: int, digest: str) -> None:
-        """Take new weights; RuntimeError where they are not, bit for bit, the learner's."""
-        from mempo.policies.weights import load_weights
+    def load(self, weights: Path, version: int, proof: Any) -> None:
+        """Take new weights; WeightsError where they are not the learner's, or not in use."""
+        from mempo.policies.weights import check_arrival
 
-        got = load_weights(self.model, weights)
-        if got != digest:
-            raise RuntimeError(
-                f"weights of version {version} did not arrive: sha256 {got[:12]} in the sampler, "
-                f"{digest[:12]} in the learner"
-            )
+        digest = self.engine.load(weights)
+        found = self.engine.logprobs(proof.probe.ids)
+        exact = self.experiment.policy.dtype == "float32"
+        check_arrival(version, digest, found, proof, self.experiment.audit, exact=exact)
         self.version = version
 
     @computing

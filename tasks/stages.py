@@ -60,9 +60,23 @@ def train(
 ) -> Metrics:
     """Update the learner on `path`, and bring the new weights to the sampler."""
     metrics = wait(learner.train.remote(path, iteration), cluster, "train")
-    digest = wait(learner.publish.remote(weights), cluster, "publish weights")
-    wait(sampler.load.remote(weights, iteration + 1, digest), cluster, "load weights")
+    _sync(cluster, sampler, learner, weights, iteration + 1)
     return metrics
+
+
+@stage("restore")
+def restore(
+    cluster: Cluster, sampler: Any, learner: Any, folder: Path, weights: Path, version: int
+) -> None:
+    """Bring learner and sampler to a checkpoint; `version` is that of its weights."""
+    wait(learner.restore.remote(folder), cluster, "restore")
+    _sync(cluster, sampler, learner, weights, version)
+
+
+def _sync(cluster: Cluster, sampler: Any, learner: Any, weights: Path, version: int) -> None:
+    """Bring the learner's weights to the sampler, which proves that they arrived."""
+    proof = wait(learner.publish.remote(weights), cluster, "publish weights")
+    wait(sampler.load.remote(weights, version, proof), cluster, "load weights")
 
 
 @stage("evaluate")

@@ -165,7 +165,16 @@ def writes_memory(agent: Agent, step: int) -> bool:
 class Rollout(Settings):
     """How trajectories are sampled."""
 
-    engine: Literal["transformers"] = Field(default="transformers", description="The sampler.")
+    engine: Literal["transformers", "vllm"] = Field(
+        default="transformers",
+        description="The sampler. 'vllm' (an extra of its own, `mempo doctor` says which) decodes "
+        "each trajectory at its own pace and keeps prefixes.",
+    )
+    cache_gib: float = Field(
+        default=0.0,
+        ge=0.0,
+        description="vLLM: memory of its KV cache in GiB; 0: 1 on CPU, on a GPU nearly all of it.",
+    )
     questions: Positive = Field(default=8, description="Questions per iteration (Q).")
     group_size: Positive = Field(default=16, description="Rollouts per question (G).")
     temperature: float = Field(default=1.0, gt=0.0, description="Sampling temperature in training.")

@@ -44,6 +44,16 @@ class Experiment(Settings):
                 f"evaluate.memory_weight is set, but agent.kind '{self.agent.kind}' writes no "
                 "memory; leave it out"
             )
+        if self.evaluate.memory_weight != 1 and self.rollout.engine != "transformers":
+            raise ValueError(
+                "evaluate.memory_weight mixes the logits of two prompts, which "
+                f"rollout.engine '{self.rollout.engine}' cannot; set it to 'transformers'"
+            )
+        if self.rollout.engine == "vllm" and self.rollout.temperature > 2:
+            raise ValueError(
+                f"rollout.temperature is {self.rollout.temperature:g}, and vLLM takes at most 2; "
+                "lower it, or set rollout.engine to 'transformers'"
+            )
         if self.rollout.resample and self.memory.gain_bonus > 0:
             raise ValueError(
                 "rollout.resample replaces groups of equal rewards as soon as they are sampled, "
@@ -56,7 +66,25 @@ class Experiment(Settings):
                 "nor worse than another, so nothing would be learned; set it to 2 or more (only "
                 "A^M with memory.group=question compares the steps of one trajectory)"
             )
+        self._check_best()
         return self
+
+    def _check_best(self) -> None:
+        """The metric of `checkpoint.best` has to be measured during training."""
+        area, _, name = self.checkpoint.best.partition("/n")
+        if not area:
+            return
+        k, e = int(name.partition("/")[0]), self.evaluate
+        if k not in e.objectives or (area == "eval_sampled" and not e.sampled):
+            raise ValueError(
+                f"checkpoint.best '{self.checkpoint.best}' is not measured: evaluate.objectives is "
+                f"{list(e.objectives)} and evaluate.sampled is {e.sampled}; name one that is"
+            )
+        if not e.every:
+            raise ValueError(
+                "checkpoint.best needs evaluations during training: set evaluate.every to a "
+                "number of iterations"
+            )
 
     @property
     def taught(self) -> tuple[AgentKind, ...]:

@@ -58,6 +58,12 @@ class Checkpoint(Settings):
         default=1, description="Checkpoint every k-th iteration (and the last)."
     )
     keep: Positive = Field(default=2, description="Older checkpoints than the last k are deleted.")
+    best: str = Field(
+        default="",
+        pattern=r"^(eval(_sampled)?/n[1-9]\d*/(f1|em|format|p_answer))?$",
+        description="An evaluation metric, such as eval/n4/em: the checkpoint with its largest "
+        "value is kept, too. Measured every `evaluate.every`-th iteration. Empty: none.",
+    )
 
 
 class Tracking(Settings):

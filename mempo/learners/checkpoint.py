@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 MARKER = "checkpoint.json"
+MEASURED = "measured.json"  # beside the checkpoints: their evaluations by name
 
 
 def write(folder: Path, fill: Callable[[Path], None], state: dict[str, Any]) -> Path:
@@ -22,7 +24,7 @@ def write(folder: Path, fill: Callable[[Path], None], state: dict[str, Any]) -> 
     for file in [*aside.rglob("*"), aside]:
         _sync(file)
     if folder.exists():
-        _delete(folder)
+        delete(folder)
     aside.rename(folder)
     _sync(folder.parent)
     return folder
@@ -33,19 +35,55 @@ def is_complete(folder: Path) -> bool:
     return not folder.name.endswith(".partial") and (folder / MARKER).is_file()
 
 
-def prune(parent: Path, keep: int) -> list[Path]:
-    """Delete all but the last `keep` complete checkpoints under `parent`; those deleted."""
-    complete = sorted(f for f in parent.iterdir() if f.is_dir() and is_complete(f))
-    old = complete[:-keep]
-    for folder in old:
-        _delete(folder)
-    return old
+def complete(parent: Path) -> list[Path]:
+    """The finished checkpoints under `parent`, oldest first."""
+    if not parent.is_dir():
+        return []
+    return sorted(f for f in parent.iterdir() if f.is_dir() and is_complete(f))
 
 
-def _delete(folder: Path) -> None:
+def read_state(folder: Path) -> dict[str, Any]:
+    """The state that `write` put beside the weights."""
+    return json.loads((folder / MARKER).read_text())
+
+
+def add_metrics(folder: Path, metrics: dict[str, float]) -> None:
+    """What a checkpoint was measured to be, beside it: its own bytes stay, they have a digest."""
+    known = _measured(folder.parent)
+    known[folder.name] = {**known.get(folder.name, {}), **metrics}
+    aside = folder.parent / f"{MEASURED}.partial"
+    aside.write_text(json.dumps(known, indent=2, sort_keys=True))
+    _sync(aside)
+    aside.rename(folder.parent / MEASURED)
+    _sync(folder.parent)
+
+
+def best_of(found: Sequence[Path], metric: str) -> Path | None:
+    """The checkpoint with the largest `metric` in `add_metrics`; of equals the last.
+
+    None where none of them has a finite value of it, or `metric` is ''.
+    """
+    values = {f: _measured(f.parent).get(f.name, {}).get(metric) for f in found}
+    ranked = [(value, f) for f, value in values.items() if value is not None and isfinite(value)]
+    return max(ranked)[1] if ranked else None
+
+
+def superseded(parent: Path, keep: int, best: str = "") -> list[Path]:
+    """The finished checkpoints that are neither among the last `keep` nor the best by a metric."""
+    found = complete(parent)
+    kept = {*found[-keep:], best_of(found, best)}
+    return [f for f in found if f not in kept]
+
+
+def delete(folder: Path) -> None:
     """The marker goes first, so that what a kill leaves behind does not count as complete."""
     (folder / MARKER).unlink(missing_ok=True)
     shutil.rmtree(folder)
+
+
+def _measured(parent: Path) -> dict[str, dict[str, float]]:
+    file = parent / MEASURED
+    return json.loads(file.read_text()) if file.is_file() else {}
 
 
 def _sync(path: Path) -> None:

@@ -6,11 +6,15 @@ weights that are optimised are float32 masters, and the model holds rounded copi
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from mempo.config import Learner
+
+_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
 class MasterAdamW:
@@ -19,7 +23,8 @@ class MasterAdamW:
     def __init__(self, model: Any, settings: Learner, *, embedding_lr_factor: float = 1.0):
         self.model = model
         self.grad_clip = settings.grad_clip
-        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self.names, self.parameters = list(trained), list(trained.values())
         self.masters = [
             p if p.dtype == torch.float32 else p.detach().float().clone() for p in self.parameters
         ]
@@ -66,15 +71,40 @@ class MasterAdamW:
             p.grad = None
             master.grad = None
 
-    def state(self) -> dict[str, Any]:
-        """All that a resume needs: Adam's moments, and the masters where they are not the model."""
-        masters = [m for m, p in zip(self.masters, self.parameters, strict=True) if m is not p]
-        return {"adamw": self.adamw.state_dict(), "masters": masters}
+    def save(self, file: Path) -> None:
+        """All that a resume needs, as safetensors: Adam's moments, masters that are no parameters.
+
+        Tensors are named `<parameter>.<exp_avg | exp_avg_sq | step | master>`.
+        """
+        tensors: dict[str, torch.Tensor] = {}
+        for name, p, master in zip(self.names, self.parameters, self.masters, strict=True):
+            for key, value in self.adamw.state.get(master, {}).items():
+                tensors[f"{name}.{key}"] = value
+            if master is not p:
+                tensors[f"{name}.master"] = master
+        save_file({name: t.contiguous() for name, t in tensors.items()}, file)
 
     @torch.no_grad()
-    def restore(self, state: dict[str, Any]) -> None:
-        self.adamw.load_state_dict(state["adamw"])
-        own = [m for m, p in zip(self.masters, self.parameters, strict=True) if m is not p]
-        for master, saved in zip(own, state["masters"], strict=True):
-            master.copy_(saved)
+    def load(self, file: Path) -> None:
+        """Take over what `save` wrote.
+
+        Raises:
+            ValueError: it was written for another model.
+        """
+        tensors = load_file(file)
+        for name, p, master in zip(self.names, self.parameters, self.masters, strict=True):
+            of = {key: tensors.pop(f"{name}.{key}", None) for key in (*_MOMENTS, "master")}
+            if any(t is not None and t.ndim and t.shape != p.shape for t in of.values()):
+                raise ValueError(f"{file} was written for another model: {name} differs in shape")
+            kept = of.pop("master")
+            if (kept is None) != (master is p):
+                raise ValueError(f"{file} was written in another policy.dtype: see {name}")
+            if kept is not None:
+                master.copy_(kept)
+            moments = {key: value for key, value in of.items() if value is not None}
+            if moments:
+                place = {k: v if k == "step" else v.to(p.device) for k, v in moments.items()}
+                self.adamw.state[master] = place
+        if tensors:
+            raise ValueError(f"{file} was written for another model: it has {min(tensors)}")
         self.publish()

@@ -21,7 +21,11 @@ from mempo.learners.optimizer import MasterAdamW
 from mempo.learners.packing import check_supported, micro_batches, target_logits
 from mempo.policies.codec import Codec
 from mempo.policies.distribution import Sampling, logprobs_of
+from mempo.policies.loading import load_into
 from mempo.types import Row
+
+# In a checkpoint, beside the model: safetensors under a name that no engine takes for weights.
+OPTIMIZER = "optimizer.state"
 
 
 @dataclass(frozen=True)
@@ -157,7 +161,12 @@ class TorchLearner:
         """Model and tokenizer as transformers loads them, optimiser state beside them."""
         self.model.save_pretrained(folder)
         self.codec.tokenizer.save_pretrained(folder)
-        torch.save(self.optimizer.state(), folder / "optimizer.pt")
+        self.optimizer.save(folder / OPTIMIZER)
+
+    def restore(self, folder: Path) -> None:
+        """Go on from what `save` wrote: weights and optimiser state; the reference stays."""
+        load_into(self.model, folder)
+        self.optimizer.load(folder / OPTIMIZER)
 
 
 def _targets(chosen: Sequence[TrainRow], device: torch.device) -> Targets:

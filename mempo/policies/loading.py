@@ -50,6 +50,22 @@ def load_model(policy: Policy, codec: Codec, *, seed: int = 0) -> Any:
     return model.to(device)
 
 
+def load_into(model: Any, folder: Path) -> None:
+    """Give `model` the weights of a folder that was saved from one of its kind.
+
+    Raises:
+        ValueError: the folder holds another architecture.
+    """
+    from transformers import AutoModelForCausalLM
+
+    saved: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=model.dtype)
+    try:
+        model.load_state_dict(saved.state_dict())
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"{folder} holds the weights of another model: {reason}") from None
+
+
 def _checked(model: str) -> str:
     """Where the model is: a name that looks like a folder must be one, a hub name is left alone."""
     model = model_path(model)

@@ -2,12 +2,68 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from safetensors.torch import load_file, save_file
+
+from mempo.config import Audit
+from mempo.draws import generator
+from mempo.types import Row
+
+PROBE_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What a sampler has to show after it took a learner's weights."""
+
+    digest: str  # sha256 over the weights
+    probe: Row  # any token after any other, so that every part of the model speaks
+    logprobs: np.ndarray  # [targets] of the probe, by the learner
+
+
+class WeightsError(RuntimeError):
+    """A sampler does not hold the weights that it was given."""
+
+
+def probe_row(vocabulary: int) -> Row:
+    """The same random ids every time."""
+    ids = generator("probe").integers(vocabulary, size=PROBE_TOKENS).tolist()
+    return Row(ids, [i > 0 for i in range(PROBE_TOKENS)])
+
+
+def check_arrival(
+    version: int, digest: str, logprobs: ArrayLike, proof: Proof, settings: Audit, *, exact: bool
+) -> None:
+    """Compare what a sampler read, and what it then says of the probe, with the learner's.
+
+    The digest proves that the right bytes came, the probe that the engine computes with them: an
+    engine that packs or fuses weights may have kept a copy of old ones. Bounds as in the audit:
+    exact (float32) on the largest difference, else (bfloat16) on the mean.
+
+    Raises:
+        WeightsError: naming the version and what differs.
+    """
+    if digest != proof.digest:
+        raise WeightsError(
+            f"weights of version {version} did not arrive: sha256 {digest[:12]} in the sampler, "
+            f"{proof.digest[:12]} in the learner"
+        )
+    gap = np.nan_to_num(np.abs(np.asarray(logprobs) - proof.logprobs), nan=np.inf)
+    value, bound = (gap.max(), settings.max_diff) if exact else (gap.mean(), settings.mean_diff)
+    if not value <= bound:
+        name = "audit.max_diff" if exact else "audit.mean_diff"
+        raise WeightsError(
+            f"weights of version {version} are not in use: log-probs of a probe differ by "
+            f"{value:.2e} between sampler and learner (bound {name} = {bound:g})"
+        )
 
 
 def save_weights(model: Any, path: Path) -> str:
@@ -20,10 +76,15 @@ def save_weights(model: Any, path: Path) -> str:
     return digest(model)
 
 
+def read_weights(path: Path) -> dict[str, torch.Tensor]:
+    """What `save_weights` wrote, by parameter."""
+    return load_file(path)
+
+
 @torch.no_grad()
 def load_weights(model: Any, path: Path) -> str:
     """Copy the parameters in place, tied ones once; the digest of what the model holds now."""
-    tensors = load_file(path)
+    tensors = read_weights(path)
     parameters = dict(model.named_parameters())
     here, there = ({n: t.shape for n, t in d.items()} for d in (parameters, tensors))
     if here != there:
@@ -34,10 +95,11 @@ def load_weights(model: Any, path: Path) -> str:
     return digest(model)
 
 
-def digest(model: Any) -> str:
-    """sha256 over names and bytes of all parameters."""
+def digest(source: Any) -> str:
+    """sha256 over names and bytes of all parameters of a model, or of tensors by name."""
+    tensors = source if isinstance(source, Mapping) else dict(source.named_parameters())
     h = sha256()
-    for name, p in model.named_parameters():
+    for name in sorted(tensors):
         h.update(name.encode())
-        h.update(p.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        h.update(tensors[name].detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return h.hexdigest()

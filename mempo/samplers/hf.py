@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from inspect import signature
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from mempo.draws import generator
 from mempo.policies.codec import Codec
 from mempo.policies.distribution import Sampling, truncate
+from mempo.policies.weights import load_weights
 from mempo.types import Completion, FinishReason, Request
 
 
@@ -46,6 +48,17 @@ class TransformersSampler:
             ):
                 completions[i] = done
         return [c for c in completions if c is not None]
+
+    def load(self, weights: Path) -> str:
+        """Take new weights in place; the digest of what the model holds now."""
+        return load_weights(self.model, weights)
+
+    @torch.no_grad()
+    def logprobs(self, ids: Sequence[int]) -> list[float]:
+        """[T - 1] log-probs of ids[1:], each after what stands before it, at temperature 1."""
+        tokens = torch.tensor([ids], device=next(self.model.parameters()).device)
+        logits = self.model(input_ids=tokens, use_cache=False).logits[0, :-1].float()
+        return logits.log_softmax(-1).gather(-1, tokens[0, 1:, None])[:, 0].tolist()
 
     def _decode(self, requests: list[Request], sampling: Sampling) -> list[Completion]:
         device = next(self.model.parameters()).device

@@ -11,6 +11,7 @@ from flows import children
 from flows.children import run_children
 from flows.recording import Record, RunResult
 from mempo import own
+from mempo.learners import checkpoint
 from tasks import placement, store
 from tasks.tracking import Tracker
 
@@ -40,10 +41,12 @@ class Trains:
     def __init__(self, record: Record, ends: dict[str, BaseException] | None = None):
         self.record, self.ends = record, ends or {}
         self.began: list[tuple[str, str]] = []  # name, policy.model
+        self.resumed: list[str] = []
         self.at_once, self.most, self.lock = 0, 0, threading.Lock()
 
-    def __call__(self, experiment, *, name, parent, method, tags):
+    def __call__(self, experiment, *, name, parent, method, tags, resume):
         with self.lock:
+            self.resumed += [resume] if resume else []
             self.began.append((name, experiment.policy.model))
             self.at_once += 1
             self.most = max(self.most, self.at_once)
@@ -51,7 +54,7 @@ class Trains:
         config["mempo.config_sha256"] = children.place(child("x"), experiment)[3]
         code = own.digests(experiment).items()
         config |= {f"mempo.own.{setting}": digest for setting, digest in code}
-        run_id = self.record.tracker.start(
+        run_id = resume or self.record.tracker.start(
             name=name, kind=kind, params={}, tags=tags | config, parent=parent
         )
         self.record.tracker.log_metrics(run_id, {"eval/n1/em": 0.5}, experiment.iterations)
@@ -117,6 +120,18 @@ def test_finished_children_are_taken_over_and_the_others_run_anew(record, stand_
     last = stand_in()
     assert run_children(study(*kids), record)[0] == done
     assert last.began == []
+
+
+def test_a_child_that_was_cut_off_after_a_checkpoint_goes_on(record, stand_in):
+    kids = (child("a"), child("b"))
+    stand_in({name: RuntimeError("power cut") for name in ("a seed 1", "b seed 1")})
+    run_children(study(*kids), record)
+    cut_off = {record.tracker.run_info(r).name: r for r in record.tracker.children(record.run_id)}
+    checkpoint.write(store.checkpoint_folder(cut_off["a seed 1"], 1), lambda _: None, {})
+    again = stand_in()
+    done, _ = run_children(study(*kids), record)
+    assert again.resumed == [cut_off["a seed 1"]] == [done["a seed 1"].run_id]
+    assert done["b seed 1"].run_id not in cut_off.values()  # it had nothing to go on from
 
 
 def test_a_child_with_another_configuration_is_not_taken_over(record, stand_in):

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner, Result
 
-from conf.load import clusters, load, presets
+from conf.load import clusters, load, presets, to_yaml
 from conf.study import load_study, studies
 from flows import run, shell
 from flows.cli import app, main
@@ -105,14 +105,30 @@ def test_options_make_the_experiment(calls):
     )
     assert result.exit_code == 0
     expected = load("test", cluster="ray", overrides=["loss.clip=0.3", "iterations=4"], seed=9)
-    assert calls == [(expected,)]
+    assert calls == [(expected, "")]
     assert "Run: abc in runs/store/abc" in result.stdout
     assert "Checkpoint: runs/ckpt" in result.stdout
 
 
 def test_the_default_is_the_demo(calls):
     assert mempo("train").exit_code == 0
-    assert calls == [(load("demo"),)]
+    assert calls == [(load("demo"), "")]
+
+
+def test_a_resumed_run_brings_its_settings(calls, tmp_path, monkeypatch):
+    monkeypatch.setenv("MEMPO_HOME", str(tmp_path))
+    before = load("test", overrides=["iterations=3"], seed=5)
+    (tmp_path / "store" / "abc").mkdir(parents=True)
+    (tmp_path / "store" / "abc" / "config.yaml").write_text(to_yaml(before))
+    for more in ((), ("-p", "test")):
+        assert mempo("train", "--resume", "abc", *more).exit_code == 0
+        assert calls.pop() == (before, "abc")
+    assert mempo("train", "-p", "test", "--resume", "auto").exit_code == 0
+    assert calls == [(load("test"), "auto")]
+    assert "that run is of preset 'test', not 'wiki'" in refused(
+        "train", "--resume", "abc", "-p", "wiki"
+    )
+    assert "setting 'seed' was 5 and is 6 now" in refused("train", "--resume", "abc", "--seed", "6")
 
 
 def test_sft_passes_its_folder(calls):

@@ -9,7 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from mempo.learners.checkpoint import MARKER, is_complete, prune, write
+from mempo.learners.checkpoint import (
+    MARKER,
+    add_metrics,
+    complete,
+    delete,
+    is_complete,
+    read_state,
+    superseded,
+    write,
+)
 
 
 def fill(text: str) -> Callable[[Path], None]:
@@ -71,20 +80,41 @@ def test_an_older_one_is_replaced_whole(tmp_path: Path) -> None:
     assert (folder / "optimizer").read_text() == "new"
 
 
-def test_prune_keeps_the_last_complete_ones(tmp_path: Path) -> None:
+def test_what_is_superseded_is_all_but_the_last_complete_ones(tmp_path: Path) -> None:
+    assert complete(tmp_path / "none") == []
     for n in (1, 2, 9, 10):
         write(tmp_path / f"{n:06d}", fill(str(n)), {})
     (tmp_path / "000011").mkdir()  # not complete: neither counted nor deleted
     (tmp_path / "note.txt").write_text("x")
-    gone = prune(tmp_path, 2)
-    assert [f.name for f in gone] == ["000001", "000002"]
+    assert [f.name for f in complete(tmp_path)] == ["000001", "000002", "000009", "000010"]
+    assert [f.name for f in superseded(tmp_path, 2)] == ["000001", "000002"]
+    for old in superseded(tmp_path, 2):
+        delete(old)
     assert sorted(f.name for f in tmp_path.iterdir()) == [
         "000009", "000010", "000011", "note.txt"
     ]  # fmt: skip
-    assert prune(tmp_path, 2) == []
+    assert superseded(tmp_path, 2) == []
 
 
-@pytest.mark.parametrize("action", ["prune", "replace"])
+def test_the_best_is_kept_beside_the_last(tmp_path: Path) -> None:
+    values = {1: 0.5, 2: 0.9, 3: 0.9, 4: float("nan"), 5: 0.1, 6: None}
+    for n, value in values.items():
+        folder = write(tmp_path / f"{n:06d}", fill(str(n)), {})
+        add_metrics(folder, {"eval/n2/em": 0.0} if value is None else {"eval/n4/em": value})
+
+    def gone(keep: int) -> list[int]:
+        return [int(f.name) for f in superseded(tmp_path, keep, "eval/n4/em")]
+
+    assert gone(1) == [1, 2, 4, 5]  # of equals the latest
+    assert gone(4) == [1, 2]
+    assert [int(f.name) for f in superseded(tmp_path, 1, "eval/n2/em")] == [1, 2, 3, 4, 5]
+    assert [int(f.name) for f in superseded(tmp_path, 1, "eval/n9/em")] == [1, 2, 3, 4, 5]
+    add_metrics(tmp_path / "000006", {"eval/n4/em": 1.0})
+    assert gone(1) == [1, 2, 3, 4, 5]
+    assert read_state(tmp_path / "000006") == {}  # its own files have a digest
+
+
+@pytest.mark.parametrize("action", ["delete", "replace"])
 def test_fault_39_a_kill_while_deleting_leaves_nothing_that_looks_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, action: str
 ) -> None:
@@ -100,8 +130,8 @@ def test_fault_39_a_kill_while_deleting_leaves_nothing_that_looks_complete(
 
     monkeypatch.setattr(shutil, "rmtree", killed)
     with pytest.raises(KeyboardInterrupt):
-        if action == "prune":
-            prune(tmp_path, 1)
+        if action == "delete":
+            delete(old)
         else:
             write(old, fill("newer"), {})
     assert not (is_complete(old) and not (old / "optimizer").exists())

@@ -99,8 +99,8 @@ def test_a_saved_learner_loads_as_a_transformers_folder(
     codec = load_codec(Policy(model=str(tmp_path)), Environment())
     assert codec.encode("<mem>nothing</mem>") == atlas_codec.encode("<mem>nothing</mem>")
 
-    resumed = TorchLearner(model, atlas_codec, learner.settings)
-    resumed.optimizer.restore(torch.load(tmp_path / "optimizer.pt", weights_only=True))
+    resumed = bench.learner(lr=1e-2)
+    resumed.restore(tmp_path)
     for other in (learner, resumed):
         other.update(bench.train_rows(other, bench.rows()), Loss())
     assert digest(resumed.model) == digest(learner.model)

@@ -1,0 +1,51 @@
+"""A model folder from a checkpoint: what transformers and vLLM load, nothing else."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from conf.text import ConfigError
+from mempo.learners.checkpoint import best_of, complete, is_complete, read_state
+from tasks import store
+
+
+def find_checkpoint(name: str) -> Path:
+    """The folder that `name` means: itself, or of a run the best checkpoint, else the last.
+
+    Raises:
+        ConfigError: it is neither the folder of a whole checkpoint nor a run that has one.
+    """
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        if is_complete(folder):
+            return folder
+        raise ConfigError(f"{folder} is no whole checkpoint; give a folder checkpoints/NNNNNN")
+    if not (found := complete(store.run_folder(name) / "checkpoints")):
+        raise ConfigError(
+            f"'{name}' is neither a folder nor a run with a checkpoint under {store.home()}; "
+            "`mempo ui` shows the runs and their ids"
+        )
+    best = read_state(found[-1])["experiment"]["checkpoint"]["best"]
+    return best_of(found, best) or found[-1]
+
+
+def export(checkpoint: Path, folder: Path) -> None:
+    """Copy what transformers needs of a checkpoint: the model without the optimiser's state."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    aside = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(aside, ignore_errors=True)
+    shutil.copytree(checkpoint, aside, ignore=shutil.ignore_patterns("optimizer*"))
+    shutil.rmtree(folder, ignore_errors=True)
+    aside.rename(folder)
+
+
+def check_target(folder: Path, option: str) -> None:
+    """Refuse to replace what is not an export, and a place that cannot be written."""
+    if folder.exists() and not (
+        folder.is_dir() and (is_complete(folder) or not any(folder.iterdir()))
+    ):
+        raise ConfigError(
+            f"{option}: {folder} holds something that is no exported model; name another"
+        )
+    store.check_writable(folder.absolute().parent, option)

@@ -1,0 +1,24 @@
+"""A run that is killed and resumed ends as one that was left alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "infra" / "kill_and_resume.py"
+
+
+@pytest.mark.slow
+@pytest.mark.services
+def test_fault_40_sigkill_in_training_in_a_checkpoint_and_in_a_rollout_changes_no_bit() -> None:
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), "--kills", "3"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == {
+        "kills": 3, "iterations": 4, "identical": True
+    }  # fmt: skip
