@@ -12,6 +12,11 @@ VENV = .venv
 BIN = $(VENV)/bin
 SCRATCH =
 
+# vLLM brings them, nothing here needs them, and where they are not of torch's own build (the CPU one)
+# transformers cannot be imported beside them.
+TIDY = $(BIN)/python -c 'import torchvision' 2>/dev/null || \
+	$(BIN)/python -m pip uninstall --yes --quiet torchvision torchaudio torchcodec
+
 demo: $(VENV)/.installed
 	@if [ "$(SCRATCH)" = 1 ]; then \
 		$(BIN)/mempo sft --preset demo --out models/atlas-sft-scratch && \
@@ -45,4 +50,5 @@ $(VENV)/.installed: pyproject.toml
 
 $(VENV)/.installed-test: $(VENV)/.installed
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet -e '.[test]'
+	@$(TIDY)
 	@touch $@

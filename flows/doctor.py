@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from conf.load import setting_names
 from flows.doctor_credit import check_memory
 from flows.doctor_data import Kind, check_data
+from flows.doctor_engines import check_engine
 from flows.doctor_model import check_encoder, check_lengths, check_model, check_words, read_codec
 from flows.doctor_tracking import check_tracking
 from mempo import own
@@ -64,6 +65,7 @@ def check(experiment: Experiment, kind: Kind = "train") -> list[Finding]:
     for setting, path in own.functions(experiment).items():
         probes.append((setting, partial(_own, setting, path)))
     if kind != "sft":
+        probes.append(("rollout.engine", lambda: check_engine(experiment)))
         probes.append(("rollout.max_prompt_tokens", lambda: check_lengths(experiment)))
     if kind == "train":
         probes.append(("learner.minibatches", lambda: _minibatches(experiment)))

