@@ -70,6 +70,8 @@ def load(
         layer |= _override_layer(override)
     if seed is not None:
         layer["seed"] = (seed, "--seed")
+    if "learner.deepspeed" in layer:
+        layer["learner.deepspeed"] = _deepspeed(*layer["learner.deepspeed"])
     return _validated(layer)
 
 
@@ -120,6 +122,17 @@ def _file(name: str, folder: str, beside: Path | None = None) -> Path:
 def _cluster_layer(cluster: str) -> Layer:
     path = _file(cluster, "cluster")
     return _layer({"cluster": read_mapping(path)}, f"cluster file {path.name}")
+
+
+def _deepspeed(value: object, where: str) -> tuple[object, str]:
+    """The contents of the JSON file that a name or a path means; JSON as it is."""
+    if not isinstance(value, str) or value.lstrip().startswith("{"):
+        return value, where
+    shipped = CONF / "deepspeed" / f"{value}.json"
+    file = shipped if "/" not in value and shipped.is_file() else Path(value).expanduser()
+    if file.suffix == ".json" and file.is_file():
+        return " ".join(file.read_text(encoding="utf-8").split()), where
+    return value, where
 
 
 def _preset_layer(preset: str) -> tuple[str, Layer]:

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from conf.load import setting_names
 from flows.doctor_credit import check_memory
 from flows.doctor_data import Kind, check_data
-from flows.doctor_engines import check_engine
+from flows.doctor_engines import check_backend, check_engine
 from flows.doctor_model import check_encoder, check_lengths, check_model, check_words, read_codec
 from flows.doctor_tracking import check_tracking
 from mempo import own
@@ -67,6 +67,8 @@ def check(experiment: Experiment, kind: Kind = "train") -> list[Finding]:
     if kind != "sft":
         probes.append(("rollout.engine", lambda: check_engine(experiment)))
         probes.append(("rollout.max_prompt_tokens", lambda: check_lengths(experiment)))
+    if kind != "evaluate":
+        probes.append(("learner.backend", lambda: check_backend(experiment)))
     if kind == "train":
         probes.append(("learner.minibatches", lambda: _minibatches(experiment)))
         if experiment.iterations > 0:
@@ -145,8 +147,13 @@ def _machine(cluster: Cluster, kind: Kind) -> str:
 
 def _check_room(unit: str, name: str, there: int, cluster: Cluster, kind: Kind) -> None:
     """Whether what the actors of all runs side by side reserve fits on this machine."""
-    actors = ("learner",) if kind == "sft" else ("sampler", "learner")
-    asked = {f"cluster.{actor}_{unit}": getattr(cluster, f"{actor}_{unit}") for actor in actors}
+    actors = {"learner": cluster.learners}
+    if kind != "sft":
+        actors = {"sampler": cluster.samplers, **actors}
+    asked = {
+        f"cluster.{actor}_{unit}": count * getattr(cluster, f"{actor}_{unit}")
+        for actor, count in actors.items()
+    }
     one = sum(asked.values())
     if one * cluster.parallel <= there:
         return

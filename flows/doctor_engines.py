@@ -1,4 +1,4 @@
-"""Probes of the engines: which samplers can run on this machine, and what the others lack."""
+"""Probes of the engines: which samplers and learners can run here, and what the others lack."""
 
 from __future__ import annotations
 
@@ -21,6 +21,24 @@ def check_engine(experiment: Experiment) -> str:
         return f"vllm, which every node of {experiment.cluster.address} has to have"
     other = f"vllm cannot run here: {fault}" if fault else f"vllm {_vllm_version()} could run, too"
     return f"transformers {version('transformers')}; {other}"
+
+
+def check_backend(experiment: Experiment) -> str:
+    """The learner that is asked for, and whether DeepSpeed could run."""
+    wanted, ranks = experiment.learner.backend, experiment.cluster.learners
+    there = importlib.util.find_spec("deepspeed") is not None
+    if wanted == "deepspeed" and experiment.cluster.address:
+        return f"deepspeed on {ranks} ranks, which every node has to have"
+    if wanted == "deepspeed":
+        if not there:
+            raise ValueError(
+                "learner.backend: deepspeed is not installed; pip install 'mempo[deepspeed]'"
+            )
+        return f"deepspeed {version('deepspeed')} on {ranks} ranks"
+    other = "deepspeed is not installed; pip install 'mempo[deepspeed]'"
+    if there:
+        other = f"deepspeed {version('deepspeed')} could run, too"
+    return f"torch {version('torch')}; {other}"
 
 
 def _vllm_version() -> str:

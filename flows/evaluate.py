@@ -22,9 +22,9 @@ def evaluate(
     label = name or method or method_name(experiment)
     with (
         recorded(experiment, "evaluate", name=name, parent=parent, method=method) as record,
-        rl_models(experiment, pick_threads(experiment.cluster)) as (sampler, learner),
+        rl_models(experiment, pick_threads(experiment.cluster)) as models,
     ):
-        metrics = evaluate_policy(experiment, record, sampler, learner, 0, label)
+        metrics = evaluate_policy(experiment, record, models, 0, label)
         page, table = log_report(record.tracker, record.run_id, record.folder / "report")
         return RunResult(
             record.run_id, str(record.folder), metrics=metrics, report=page, table=table

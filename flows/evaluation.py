@@ -14,12 +14,13 @@ from mempo.config import Experiment
 from mempo.evaluation.metrics import usd
 from mempo.records import read_rollouts
 from tasks import placement, stages, store
+from tasks.placement import Models
 
 SHOWN = 4  # trajectories per number of objectives on the trajectory page
 
 
 def evaluate_policy(
-    experiment: Experiment, record: Record, sampler: Any, learner: Any, step: int, label: str
+    experiment: Experiment, record: Record, models: Models, step: int, label: str
 ) -> dict[str, float]:
     """Evaluate and log as step `step`; returns the `eval/...` metrics.
 
@@ -36,7 +37,7 @@ def evaluate_policy(
     for mode in ("greedy", "sampled") if settings.sampled else ("greedy",):
         area = "eval" if mode == "greedy" else "eval_sampled"
         for k in settings.objectives:
-            found, cost = stages.run(stages.evaluate, experiment, sampler, learner, folder, k, mode)
+            found, cost = stages.run(stages.evaluate, experiment, models, folder, k, mode)
             metrics |= found
             costs = {n: costs.get(n, 0.0) + v for n, v in cost.items()}
             f1, em, p = (found[f"{area}/n{k}/{name}"] for name in ("f1", "em", "p_answer"))
@@ -53,7 +54,7 @@ def evaluate_policy(
             path = folder / f"evaluate-n{k}-{mode}.parquet"
             tasks += json.loads(path.with_suffix(".json").read_text())
             if mode == "sampled" or not settings.sampled:
-                reference = sampler.describe.remote(path, SHOWN, every)
+                reference = models.samplers[0].describe.remote(path, SHOWN, every)
                 shown += placement.wait(reference, experiment.cluster, "describe")
     spent = {
         "cost/evaluate_usd": usd(costs, experiment.price),
@@ -62,11 +63,11 @@ def evaluate_policy(
     record.log({**metrics, **spent}, step)
     record.tracker.log_text(record.run_id, json.dumps(tasks), "evaluation/tasks.json")
     record.tracker.log_text(record.run_id, json.dumps(shown), "evaluation/trajectories.json")
-    _log_traces(experiment, record, sampler, folder)
+    _log_traces(experiment, record, models, folder)
     return metrics
 
 
-def _log_traces(experiment: Experiment, record: Record, sampler: Any, folder: Path) -> None:
+def _log_traces(experiment: Experiment, record: Record, models: Models, folder: Path) -> None:
     count = experiment.tracking.traces
     if not count:
         return
@@ -74,7 +75,7 @@ def _log_traces(experiment: Experiment, record: Record, sampler: Any, folder: Pa
     trajectories, _ = read_rollouts(folder / f"evaluate-n{k}-greedy.parquet")
 
     def decode(ids: list[int]) -> str:
-        return placement.wait(sampler.decode.remote(ids), experiment.cluster, "decode")
+        return placement.wait(models.samplers[0].decode.remote(ids), experiment.cluster, "decode")
 
     record.tracker.log_traces(
         record.run_id, trajectories[:count], decode=decode, price=experiment.price

@@ -32,7 +32,11 @@ class Begun:
 
 
 def last_checkpoint(run_id: str) -> Begun | None:
-    """Where the run `run_id` goes on from; None before its first checkpoint."""
+    """Where the run `run_id` goes on from; None before its first checkpoint.
+
+    Raises:
+        ValueError: its checkpoint lacks what a resume needs.
+    """
     found = checkpoint.complete(store.run_folder(run_id) / "checkpoints")
     return (
         Begun(int(found[-1].name), found[-1], checkpoint.read_state(found[-1])) if found else None

@@ -23,15 +23,15 @@ def sft(experiment: Experiment, name: str = "", parent: str = "") -> RunResult:
     name = name or f"{experiment.preset}-sft"
     with (
         recorded(experiment, "sft", name=name, parent=parent, method="SFT") as record,
-        placement.sft_model(experiment, pick_threads(cluster)) as model,
+        placement.sft_model(experiment, pick_threads(cluster)) as models,
     ):
-        facts = placement.wait(model.facts.remote(), cluster, "cold-start data")
+        facts = placement.wait(models.learners[0].facts.remote(), cluster, "cold-start data")
         for fact, value in facts.items():
             say(f"{fact}: {value}", "cold start")
         for start in range(0, total, experiment.sft.chunk):
             stop = min(start + experiment.sft.chunk, total)
             begin = time.monotonic()
-            metrics = stages.run(stages.cold_start, cluster, model, start, stop)
+            metrics = stages.run(stages.cold_start, cluster, models, start, stop)
             metrics["time/train_s"] = time.monotonic() - begin
             metrics["cost/usd"] = usd(metrics, experiment.price)
             record.log(metrics, stop)
@@ -40,12 +40,12 @@ def sft(experiment: Experiment, name: str = "", parent: str = "") -> RunResult:
                 f"{metrics['time/train_s']:.0f} s",
                 "cold start",
             )
-        metrics = stages.run(stages.validate, cluster, model)
+        metrics = stages.run(stages.validate, cluster, models)
         record.log(metrics, total)
         folder = store.checkpoint_folder(record.run_id, total)
         state = {"iteration": total, "run_id": record.run_id, "experiment": experiment.model_dump()}
         state["taught"] = experiment.taught
-        stages.run(stages.checkpoint, cluster, model, folder, state)
+        stages.run(stages.checkpoint, cluster, models, folder, state)
         record.tracker.log_checkpoint(record.run_id, folder, step=total, metrics=metrics)
         say(_measured(metrics), "cold start")
         say(f"checkpoint {folder}", "cold start")

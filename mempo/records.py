@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,20 @@ def read_rollouts(path: Path) -> tuple[list[Trajectory], dict[str, list[float]]]
     steps = table.filter(pc.field("step") >= 0)
     credit = {n: steps[n].to_pylist() for n in CREDIT_COLUMNS if n in table.column_names}
     return trajectories, credit
+
+
+def merge_rollouts(parts: Sequence[Path], path: Path) -> list[Trajectory]:
+    """Write the rollouts of several files as one, questions in turn, and delete the files.
+
+    Returns what is written: the first question of each part, the second of each, and so on, as
+    if questions[i::len(parts)] had gone to part i.
+    """
+    by_part = [groups(read_rollouts(part)[0]) for part in parts]
+    merged = [t for row in zip_longest(*by_part, fillvalue=[]) for group in row for t in group]
+    write_rollouts(path, merged)
+    for part in parts:
+        part.unlink()
+    return merged
 
 
 def _task_row(t: Trajectory, index: int) -> dict[str, Any]:

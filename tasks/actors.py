@@ -40,3 +40,10 @@ def set_up(experiment: Experiment, threads: int) -> None:
     own.check(experiment)  # on the machine where they will be called
     torch.set_num_threads(threads)
     transformers.logging.disable_progress_bar()
+
+
+def node() -> str:
+    """The id of the Ray node that this process runs on."""
+    import ray
+
+    return ray.get_runtime_context().get_node_id()

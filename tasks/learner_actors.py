@@ -6,26 +6,85 @@ from pathlib import Path
 from typing import Any
 
 from mempo.config import Experiment
-from tasks.actors import Metrics, computing, set_up
+from tasks.actors import Metrics, computing, node, set_up
 
 
-class Learner:
-    """The policy that is trained: scoring, updates, checkpoints."""
+class _Rank:
+    """A process of the learner: the only one, or one of several that `join`."""
+
+    learner: Any  # TorchLearner, or DeepSpeedLearner
 
     def __init__(self, experiment: Experiment, threads: int):
         set_up(experiment, threads)
-        from mempo.learners.torch_learner import TorchLearner
-        from mempo.policies.loading import load_codec, load_model
-
         self.experiment = experiment
-        self.codec = load_codec(experiment.policy, experiment.environment)
-        self.learner = TorchLearner(
-            load_model(experiment.policy, self.codec, seed=experiment.seed),
-            self.codec,
-            experiment.learner,
-            # A copy of the model, which only training reads.
-            reference=experiment.loss.needs_reference and experiment.iterations > 0,
-        )
+        self.rank = 0
+        if experiment.learner.backend == "torch":
+            self._build()
+
+    def address(self) -> str:
+        """'host:port' on this machine by which other ranks find this one."""
+        import socket
+
+        import ray
+
+        with socket.socket() as free:
+            free.bind(("", 0))
+            return f"{ray.util.get_node_ip_address()}:{free.getsockname()[1]}"
+
+    def join(self, rank: int, ranks: int, address: str) -> None:
+        """Connect to the other ranks, at `address` of the first; where there is no need, nothing.
+
+        Returns when all have joined.
+        """
+        if self.experiment.learner.backend == "torch":
+            return
+        from mempo.learners.deepspeed_learner import join_ranks
+
+        join_ranks(rank, ranks, address)
+        self.rank = rank
+        self._build()
+
+    def node(self) -> str:
+        """The id of the Ray node that it runs on."""
+        return node()
+
+    def checkpoint(self, folder: Path, state: dict[str, Any]) -> None:
+        """Write a complete checkpoint that transformers can load as it is."""
+        from mempo.learners import checkpoint
+
+        if self.rank == 0:
+            checkpoint.write(folder, self.learner.save, state)
+        else:  # it has its part of the weights to give
+            self.learner.save(folder)
+
+    def _build(self) -> None:
+        raise NotImplementedError
+
+    def _make(self, settings: Any, codec: Any, **options: Any) -> Any:
+        """The learner of `learner.backend` over `policy.model`."""
+        from mempo.learners.torch_learner import TorchLearner
+        from mempo.policies.loading import load_model
+
+        kind = TorchLearner
+        if self.experiment.learner.backend == "deepspeed":
+            from mempo.learners.deepspeed_learner import DeepSpeedLearner
+
+            kind = DeepSpeedLearner
+        model = load_model(self.experiment.policy, codec, seed=self.experiment.seed)
+        return kind(model, codec, settings, **options)
+
+
+class Learner(_Rank):
+    """The policy that is trained: scoring, updates, checkpoints."""
+
+    def _build(self) -> None:
+        from mempo.policies.loading import load_codec
+
+        e = self.experiment
+        self.codec = load_codec(e.policy, e.environment)
+        # The reference is a copy of the model, which only training reads.
+        reference = e.loss.needs_reference and e.iterations > 0
+        self.learner = self._make(e.learner, self.codec, reference=reference)
 
     @computing
     def score(self, path: Path, iteration: int) -> Metrics:
@@ -49,7 +108,8 @@ class Learner:
             grains=self.experiment.agent.grains,
             scale=self.experiment.reward.scale,
         )
-        write_rollouts(path, trajectories, credit.columns())
+        if self.rank == 0:
+            write_rollouts(path, trajectories, credit.columns())
         metrics = {
             **scored_quality(trajectories, credit.p_answer_mem, credit.p_answer_full),
             "group/zero_std_frac": credit.zero_std,
@@ -76,7 +136,8 @@ class Learner:
             full=False,
         )
         p_answer = [p for group in scores for steps in group for p, _ in steps]
-        write_rollouts(path, trajectories, {"p_answer_mem": p_answer})
+        if self.rank == 0:
+            write_rollouts(path, trajectories, {"p_answer_mem": p_answer})
         return {"cost/scored_tokens": float(self.learner.tokens - before)}
 
     @computing
@@ -104,41 +165,30 @@ class Learner:
         """Write the weights for the samplers; by what they prove that they took them (`Proof`)."""
         from mempo.policies.weights import Proof, probe_row, save_weights
 
-        digest = save_weights(self.learner.model, weights)
+        whole = self.learner.weights()
+        digest = save_weights(whole, weights) if self.rank == 0 else ""
         probe = probe_row(len(self.codec.tokenizer))
         (logprobs,) = self.learner.logprobs([probe])
         return Proof(digest, probe, logprobs)
-
-    def checkpoint(self, folder: Path, state: dict[str, Any]) -> None:
-        """Write a complete checkpoint that transformers can load as it is."""
-        from mempo.learners import checkpoint
-
-        checkpoint.write(folder, self.learner.save, state)
 
     def restore(self, folder: Path) -> None:
         """Go on from a checkpoint."""
         self.learner.restore(folder)
 
 
-class ColdStart:
+class ColdStart(_Rank):
     """Supervised training on scripted trajectories."""
 
-    def __init__(self, experiment: Experiment, threads: int):
-        set_up(experiment, threads)
+    def _build(self) -> None:
         from mempo.agent.coldstart_data import cold_start_data
-        from mempo.learners.torch_learner import TorchLearner
-        from mempo.policies.loading import load_codec, load_model
+        from mempo.policies.loading import load_codec
 
-        self.experiment = experiment
-        codec = load_codec(experiment.policy, experiment.environment)
-        settings = experiment.learner.model_copy(update={"lr": experiment.sft.lr})
-        self.learner = TorchLearner(
-            load_model(experiment.policy, codec, seed=experiment.seed),
-            codec,
-            settings,
-            embedding_lr_factor=experiment.sft.embedding_lr_factor,
-        )
-        self.data = cold_start_data(experiment, codec)
+        e = self.experiment
+        codec = load_codec(e.policy, e.environment)
+        settings = e.learner.model_copy(update={"lr": e.sft.lr})
+        factor = e.sft.embedding_lr_factor
+        self.learner = self._make(settings, codec, embedding_lr_factor=factor)
+        self.data = cold_start_data(e, codec)
 
     def facts(self) -> dict[str, Any]:
         """What there is to learn from."""
@@ -179,9 +229,3 @@ class ColdStart:
             "sft/p_answer_empty_memory": float(empty.mean()),
             "sft/right_beats_empty_frac": float((right > empty).mean()),
         }
-
-    def checkpoint(self, folder: Path, state: dict[str, Any]) -> None:
-        """Write a complete checkpoint that transformers can load as it is."""
-        from mempo.learners import checkpoint
-
-        checkpoint.write(folder, self.learner.save, state)

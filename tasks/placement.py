@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -17,44 +19,72 @@ from mempo.config import Cluster, Experiment
 from tasks.learner_actors import ColdStart, Learner
 from tasks.sampler_actor import Sampler
 
-PLACE_TIMEOUT_S = 120
-
 _live: set[Any] = set()  # actors that this process made and has not killed
 _stopping = threading.Event()
 _guard = threading.Lock()
 
 
-@contextmanager
-def rl_models(experiment: Experiment, threads: int) -> Iterator[tuple[Any, Any]]:
-    """(sampler, learner) as actors in one placement group, killed at the end of the block."""
-    c = experiment.cluster
-    bundles = [(c.sampler_cpus, c.sampler_gpus), (c.learner_cpus, c.learner_gpus)]
-    with _placed([Sampler, Learner], bundles, experiment, threads) as made:
-        yield made[0], made[1]
+@dataclass(frozen=True)
+class Models:
+    """The actors of a run: samplers that share the questions, learners that share the update."""
+
+    samplers: list[Any]
+    learners: list[Any]  # the ranks of one learner
+    nodes: tuple[str, ...] = ()  # ids of the Ray nodes that they are on, samplers first
+
+
+class ModelLost(RuntimeError):
+    """An actor, or its node, died: with new actors the run can go on from its checkpoint."""
 
 
 @contextmanager
-def sft_model(experiment: Experiment, threads: int) -> Iterator[Any]:
-    """The actor of the cold start."""
+def rl_models(experiment: Experiment, threads: int) -> Iterator[Models]:
+    """Samplers and learner as actors in one placement group, killed at the end of the block."""
     c = experiment.cluster
-    bundles = [(c.learner_cpus, c.learner_gpus)]
-    with _placed([ColdStart], bundles, experiment, threads) as made:
-        yield made[0]
+    classes = [Sampler] * c.samplers + [Learner] * c.learners
+    bundles = [(c.sampler_cpus, c.sampler_gpus)] * c.samplers
+    bundles += [(c.learner_cpus, c.learner_gpus)] * c.learners
+    with _placed(classes, bundles, experiment, threads) as made:
+        _join(made[c.samplers :], c)
+        nodes = wait_all([actor.node.remote() for actor in made], c, "start of the models")
+        yield Models(made[: c.samplers], made[c.samplers :], tuple(nodes))
+
+
+@contextmanager
+def sft_model(experiment: Experiment, threads: int) -> Iterator[Models]:
+    """The actors of the cold start, a learner without samplers."""
+    c = experiment.cluster
+    bundles = [(c.learner_cpus, c.learner_gpus)] * c.learners
+    with _placed([ColdStart] * c.learners, bundles, experiment, threads) as made:
+        _join(made, c)
+        yield Models([], made)
+
+
+def _join(ranks: list[Any], cluster: Cluster) -> None:
+    """Connect the ranks of a learner with one another."""
+    address = wait(ranks[0].address.remote(), cluster, "start of the learner")
+    calls = [rank.join.remote(i, len(ranks), address) for i, rank in enumerate(ranks)]
+    wait_all(calls, cluster, "start of the learner")
 
 
 @contextmanager
 def _placed(
     classes: list[type], bundles: list[tuple[float, float]], experiment: Experiment, threads: int
 ) -> Iterator[list[Any]]:
-    group = placement_group([{"CPU": c, **({"GPU": g} if g else {})} for c, g in bundles])
+    cluster = experiment.cluster
+    group = placement_group(
+        [{"CPU": c, **({"GPU": g} if g else {})} for c, g in bundles],
+        strategy=cluster.placement.upper(),
+    )
     made: list[Any] = []
     try:
-        if not group.wait(PLACE_TIMEOUT_S):
+        if not group.wait(cluster.place_timeout_s):
             free = ray.available_resources()
             raise RuntimeError(
-                f"Ray has no room for {bundles} (CPUs, GPUs) after {PLACE_TIMEOUT_S} s; free: "
-                f"{free.get('CPU', 0)} CPUs, {free.get('GPU', 0)} GPUs; lower cluster.sampler_* "
-                "and cluster.learner_*, or cluster.parallel"
+                f"Ray has no room for {bundles} (CPUs, GPUs) after {cluster.place_timeout_s} s; "
+                f"free: {free.get('CPU', 0)} CPUs, {free.get('GPU', 0)} GPUs; lower "
+                "cluster.sampler_* and cluster.learner_*, or cluster.parallel, or raise "
+                "cluster.place_timeout_s"
             )
         for i, (cls, (cpus, gpus)) in enumerate(zip(classes, bundles, strict=True)):
             strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=i)
@@ -98,12 +128,33 @@ def check_stop() -> None:
 
 def wait(reference: Any, cluster: Cluster, stage: str) -> Any:
     """The result of an actor call, or an error that names the stage; never waits for ever."""
+    return wait_all([reference], cluster, stage)[0]
+
+
+def wait_all(references: Sequence[Any], cluster: Cluster, stage: str) -> list[Any]:
+    """The results of calls of several actors, in order; the first that fails ends the waiting.
+
+    Raises:
+        TimeoutError: `cluster.timeout_s` is over.
+        ModelLost: an actor died.
+        Exception: what a call raised.
+    """
+    deadline = time.monotonic() + cluster.timeout_s
+    pending = list(references)
+    while pending:
+        left = max(deadline - time.monotonic(), 0)
+        done, pending = ray.wait(pending, num_returns=1, timeout=left)
+        if not done:
+            raise TimeoutError(
+                f"stage {stage!r} took longer than cluster.timeout_s = {cluster.timeout_s} s"
+            )
+        _get(done[0], stage)
+    return [_get(reference, stage) for reference in references]
+
+
+def _get(reference: Any, stage: str) -> Any:
     try:
-        return ray.get(reference, timeout=cluster.timeout_s)
-    except ray.exceptions.GetTimeoutError as error:
-        raise TimeoutError(
-            f"stage {stage!r} took longer than cluster.timeout_s = {cluster.timeout_s} s"
-        ) from error
+        return ray.get(reference)
     except ray.exceptions.RayTaskError as error:  # raised inside the actor: show the cause itself
         raise (error.cause or error) from error
     except ray.exceptions.RayActorError as error:
@@ -111,7 +162,9 @@ def wait(reference: Any, cluster: Cluster, stage: str) -> Any:
         name, reason = _cause(str(error))
         if name == "ValueError":  # what a user did, found out while the actor was made
             raise ValueError(reason) from error
-        raise RuntimeError(f"stage {stage!r}: its actor died ({name}: {reason})") from error
+        raise ModelLost(f"stage {stage!r}: its actor died ({name}: {reason})") from error
+    except ray.exceptions.ObjectLostError as error:  # with the node that had it
+        raise ModelLost(f"stage {stage!r}: its result was lost with a node") from error
 
 
 def _cause(text: str) -> tuple[str, str]:

@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from mempo.config import Experiment
-from tasks.actors import Metrics, computing, set_up
+from tasks.actors import Metrics, computing, node, set_up
 
 
 class Sampler:
@@ -25,8 +25,8 @@ class Sampler:
         self.world = make_world(
             experiment.environment, lambda text: self.codec.shorten(text, tokens)
         )
-        self.scratch = TemporaryDirectory(prefix="mempo-sampler-")
-        self.engine = make_sampler(experiment, self.codec, Path(self.scratch.name))
+        with TemporaryDirectory(prefix="mempo-sampler-") as scratch:  # a kill later leaves nothing
+            self.engine = make_sampler(experiment, self.codec, Path(scratch))
         self.version = 0
 
     def load(self, weights: Path, version: int, proof: Any) -> None:
@@ -40,16 +40,14 @@ class Sampler:
         self.version = version
 
     @computing
-    def rollout(self, path: Path, iteration: int) -> Metrics:
+    def rollout(self, path: Path, iteration: int, part: int = 0, parts: int = 1) -> Metrics:
         """Sample an iteration's trajectories into the rollout file `path`.
 
-        Metrics are of all that was sampled, also of what `rollout.resample` threw away: its tokens
-        were paid for, and rewards of the kept groups alone would show a selection.
+        Of `parts` samplers this one is number `part` and has every parts-th question. What
+        `rollout.resample` threw away goes into the file `thrown(path)` beside it. Metrics are those
+        of `sampled_metrics`.
         """
         from mempo.credit.resample import has_pair, has_signal, resample
-        from mempo.environments.atlas import facts_of
-        from mempo.evaluation.memory_quality import fact_quality
-        from mempo.evaluation.metrics import rollout_metrics
         from mempo.policies.distribution import Sampling
         from mempo.records import write_rollouts
 
@@ -59,31 +57,43 @@ class Sampler:
 
         def ask(count: int, *key: int | str) -> list:
             key = (e.seed, iteration, *key)
-            return self.world.questions("train", count, objectives=objectives, key=key)
+            found = self.world.questions("train", count * parts, objectives=objectives, key=key)
+            return found[part::parts]
 
         def run(questions: Any) -> list:
             sampling = Sampling(e.rollout.temperature, e.rollout.top_p, e.rollout.top_k)
             key = (e.seed, "rollout", iteration)
             return self._run(questions, e.rollout.group_size, sampling, key)
 
-        kept, thrown = resample(
-            run(ask(e.rollout.questions)),
+        first = self.world.questions(
+            "train", e.rollout.questions, objectives=objectives, key=(e.seed, iteration)
+        )
+        kept, away = resample(
+            run(first[part::parts]),
             lambda number, count: ask(count, "resample", number),
             run,
             rounds=e.rollout.resample,
             signal=has_pair if e.loss.policy == "dpo" else has_signal,
         )
         write_rollouts(path, kept)
-        every = [*kept, *thrown]
-        return {
-            **rollout_metrics(every),
-            **fact_quality(every, facts_of),
-            "group/resampled_frac": len(thrown) / len(every),
-        }
+        if away:
+            write_rollouts(thrown(path), away)
+        return sampled_metrics(kept, away)
 
     @computing
-    def evaluate(self, path: Path, objectives: int, temperature: float, passes: int = 1) -> Metrics:
-        """`passes` trajectories for each evaluation question into `path`; their token counts."""
+    def evaluate(
+        self,
+        path: Path,
+        objectives: int,
+        temperature: float,
+        passes: int = 1,
+        part: int = 0,
+        parts: int = 1,
+    ) -> Metrics:
+        """`passes` trajectories for each evaluation question into `path`; their token counts.
+
+        Of `parts` samplers this one is number `part` and has every parts-th question.
+        """
         from mempo.evaluation.metrics import rollout_metrics
         from mempo.policies.distribution import Sampling
         from mempo.records import write_rollouts
@@ -92,9 +102,13 @@ class Sampler:
         questions = self.world.questions("test", e.questions, objectives=objectives, key=(e.seed,))
         sampling = Sampling(temperature, memory_weight=e.memory_weight)
         key = (e.seed, "evaluate", str(temperature))
-        trajectories = self._run(questions, passes, sampling, key)
+        trajectories = self._run(questions[part::parts], passes, sampling, key)
         write_rollouts(path, trajectories)
         return rollout_metrics(trajectories)
+
+    def node(self) -> str:
+        """The id of the Ray node that it runs on."""
+        return node()
 
     def decode(self, ids: list[int]) -> str:
         """The exact text of token ids."""
@@ -125,3 +139,25 @@ class Sampler:
             key=key,
             version=self.version,
         )
+
+
+def thrown(path: Path) -> Path:
+    """Where the rollouts of `path` lie that resampling threw away."""
+    return path.with_name(f"{path.stem}-thrown.parquet")
+
+
+def sampled_metrics(kept: Any, away: Any) -> Metrics:
+    """Metrics of all that was sampled, also of what resampling threw away.
+
+    Its tokens were paid for, and rewards of the kept groups alone would show a selection.
+    """
+    from mempo.environments.atlas import facts_of
+    from mempo.evaluation.memory_quality import fact_quality
+    from mempo.evaluation.metrics import rollout_metrics
+
+    every = [*kept, *away]
+    return {
+        **rollout_metrics(every),
+        **fact_quality(every, facts_of),
+        "group/resampled_frac": len(away) / len(every),
+    }

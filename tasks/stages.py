@@ -15,10 +15,12 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect_ray import RayTaskRunner
 from prefect_ray.context import remote_options
+from ray.exceptions import RayError, RayTaskError
 
 from mempo.config import Cluster, Experiment
 from tasks.actors import Metrics
-from tasks.placement import check_stop, wait
+from tasks.placement import ModelLost, Models, check_stop, wait_all
+from tasks.sampler_actor import sampled_metrics, thrown
 
 
 def ray_runner() -> Any:
@@ -37,64 +39,76 @@ def run(stage_task: Any, *args: Any) -> Any:
     try:
         with remote_options(num_cpus=0, max_retries=0):
             return stage_task.submit(*args).result()
-    except Exception:
+    except Exception as error:
         check_stop()  # then what failed is only that its models were killed
+        if isinstance(error, RayError) and not isinstance(error, RayTaskError):
+            # The worker or the node that ran the stage, not the stage itself.
+            raise ModelLost(f"{stage_task.name}: {type(error).__name__}") from error
         raise
 
 
 @stage("rollout")
-def rollout(cluster: Cluster, sampler: Any, path: Path, iteration: int) -> Metrics:
+def rollout(cluster: Cluster, models: Models, path: Path, iteration: int) -> Metrics:
     """Sample an iteration's trajectories into `path`."""
-    return wait(sampler.rollout.remote(path, iteration), cluster, "rollout")
+    files = _parts(path, models)
+    calls = [
+        sampler.rollout.remote(file, iteration, part, len(files))
+        for part, (sampler, file) in enumerate(zip(models.samplers, files, strict=True))
+    ]
+    (metrics, *others) = wait_all(calls, cluster, "rollout")
+    away = [thrown(file) for file in files if thrown(file).is_file()]
+    if others:
+        from mempo.records import merge_rollouts
+
+        kept = merge_rollouts(files, path)
+        metrics = sampled_metrics(kept, merge_rollouts(away, thrown(path)) if away else [])
+    thrown(path).unlink(missing_ok=True)
+    return metrics
 
 
 @stage("score")
-def score(cluster: Cluster, learner: Any, path: Path, iteration: int) -> Metrics:
+def score(cluster: Cluster, models: Models, path: Path, iteration: int) -> Metrics:
     """Add P(answer | memory) and advantages to `path`."""
-    return wait(learner.score.remote(path, iteration), cluster, "score")
+    return _learn(cluster, models, "score", path, iteration)
 
 
 @stage("train")
-def train(
-    cluster: Cluster, sampler: Any, learner: Any, path: Path, weights: Path, iteration: int
-) -> Metrics:
-    """Update the learner on `path`, and bring the new weights to the sampler."""
-    metrics = wait(learner.train.remote(path, iteration), cluster, "train")
-    _sync(cluster, sampler, learner, weights, iteration + 1)
+def train(cluster: Cluster, models: Models, path: Path, weights: Path, iteration: int) -> Metrics:
+    """Update the learner on `path`, and bring the new weights to the samplers."""
+    metrics = _learn(cluster, models, "train", path, iteration)
+    _sync(cluster, models, weights, iteration + 1)
     return metrics
 
 
 @stage("restore")
-def restore(
-    cluster: Cluster, sampler: Any, learner: Any, folder: Path, weights: Path, version: int
-) -> None:
-    """Bring learner and sampler to a checkpoint; `version` is that of its weights."""
-    wait(learner.restore.remote(folder), cluster, "restore")
-    _sync(cluster, sampler, learner, weights, version)
-
-
-def _sync(cluster: Cluster, sampler: Any, learner: Any, weights: Path, version: int) -> None:
-    """Bring the learner's weights to the sampler, which proves that they arrived."""
-    proof = wait(learner.publish.remote(weights), cluster, "publish weights")
-    wait(sampler.load.remote(weights, version, proof), cluster, "load weights")
+def restore(cluster: Cluster, models: Models, folder: Path, weights: Path, version: int) -> None:
+    """Bring learner and samplers to a checkpoint; `version` is that of its weights."""
+    _learn(cluster, models, "restore", folder)
+    _sync(cluster, models, weights, version)
 
 
 @stage("evaluate")
 def evaluate(
-    experiment: Experiment, sampler: Any, learner: Any, folder: Path, objectives: int, mode: str
+    experiment: Experiment, models: Models, folder: Path, objectives: int, mode: str
 ) -> tuple[Metrics, Metrics]:
     """Evaluate at one number of objectives; (metrics, costs). Writes rollouts and task rows."""
     from mempo.environments.atlas import facts_of
-    from mempo.evaluation.metrics import evaluation_metrics, task_rows
-    from mempo.records import read_rollouts
+    from mempo.evaluation.metrics import evaluation_metrics, rollout_metrics, task_rows
+    from mempo.records import merge_rollouts, read_rollouts
 
     cluster, settings = experiment.cluster, experiment.evaluate
     path = folder / f"evaluate-n{objectives}-{mode}.parquet"
     temperature = settings.temperature if mode == "greedy" else 1.0
     passes = settings.passes if mode == "sampled" else 1
-    reference = sampler.evaluate.remote(path, objectives, temperature, passes)
-    costs = wait(reference, cluster, "evaluate")
-    costs |= wait(learner.score_memories.remote(path), cluster, "score memories")
+    files = _parts(path, models)
+    calls = [
+        sampler.evaluate.remote(file, objectives, temperature, passes, part, len(files))
+        for part, (sampler, file) in enumerate(zip(models.samplers, files, strict=True))
+    ]
+    (costs, *others) = wait_all(calls, cluster, "evaluate")
+    if others:
+        costs = rollout_metrics(merge_rollouts(files, path))
+    costs |= _learn(cluster, models, "score_memories", path)
     trajectories, credit = read_rollouts(path)
     known = facts_of if experiment.agent.kind == "external" else None
     rows = task_rows(trajectories, credit["p_answer_mem"], experiment.price, known)
@@ -103,18 +117,37 @@ def evaluate(
 
 
 @stage("checkpoint")
-def checkpoint(cluster: Cluster, learner: Any, folder: Path, state: dict[str, Any]) -> None:
+def checkpoint(cluster: Cluster, models: Models, folder: Path, state: dict[str, Any]) -> None:
     """Write a complete checkpoint."""
-    wait(learner.checkpoint.remote(folder, state), cluster, "checkpoint")
+    _learn(cluster, models, "checkpoint", folder, state)
+
+
+def _learn(cluster: Cluster, models: Models, method: str, *args: Any) -> Any:
+    """Call all ranks of the learner; what the first returns."""
+    calls = [getattr(rank, method).remote(*args) for rank in models.learners]
+    return wait_all(calls, cluster, method.replace("_", " "))[0]
+
+
+def _sync(cluster: Cluster, models: Models, weights: Path, version: int) -> None:
+    """Bring the learner's weights to the samplers, which prove that they arrived."""
+    proof = _learn(cluster, models, "publish", weights)
+    calls = [sampler.load.remote(weights, version, proof) for sampler in models.samplers]
+    wait_all(calls, cluster, "load weights")
+
+
+def _parts(path: Path, models: Models) -> list[Path]:
+    """A file for each sampler; `path` itself where there is one."""
+    count = len(models.samplers)
+    return [path] if count == 1 else [path.with_suffix(f".{i}.parquet") for i in range(count)]
 
 
 @stage("cold start")
-def cold_start(cluster: Cluster, model: Any, start: int, stop: int) -> Metrics:
+def cold_start(cluster: Cluster, models: Models, start: int, stop: int) -> Metrics:
     """Supervised steps start..stop-1."""
-    return wait(model.run.remote(start, stop), cluster, "cold start")
+    return _learn(cluster, models, "run", start, stop)
 
 
 @stage("validate")
-def validate(cluster: Cluster, model: Any) -> Metrics:
+def validate(cluster: Cluster, models: Models) -> Metrics:
     """Loss of the cold start on held-out scripts."""
-    return wait(model.validate.remote(), cluster, "validate")
+    return _learn(cluster, models, "validate")

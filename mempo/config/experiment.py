@@ -49,6 +49,11 @@ class Experiment(Settings):
                 "evaluate.memory_weight mixes the logits of two prompts, which "
                 f"rollout.engine '{self.rollout.engine}' cannot; set it to 'transformers'"
             )
+        if self.cluster.learners > 1 and self.learner.backend == "torch":
+            raise ValueError(
+                f"cluster.learners is {self.cluster.learners}, and learner.backend 'torch' is one "
+                "process; set it to 'deepspeed', or cluster.learners to 1"
+            )
         if self.rollout.engine == "vllm" and self.rollout.temperature > 2:
             raise ValueError(
                 f"rollout.temperature is {self.rollout.temperature:g}, and vLLM takes at most 2; "

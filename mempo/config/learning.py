@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from mempo.config.base import AgentKind, Fraction, Positive, Settings
 
@@ -118,7 +119,20 @@ class Loss(Settings):
 class Learner(Settings):
     """How weights are updated."""
 
-    backend: Literal["torch"] = Field(default="torch", description="The training engine.")
+    backend: Literal["torch", "deepspeed"] = Field(
+        default="torch",
+        description="The training engine: one process of torch, or `cluster.learners` ranks of "
+        "DeepSpeed.",
+    )
+    deepspeed: str = Field(
+        default='{"zero_optimization": {"stage": 2}}',
+        description="DeepSpeed's settings: name of a file under conf/deepspeed (zero0 to zero3, "
+        "offload), the path of a JSON file, or JSON. Batch, clipping and dtype are set elsewhere.",
+    )
+    activation_checkpointing: bool = Field(
+        default=False,
+        description="Compute activations again in the backward pass instead of keeping them.",
+    )
     lr: float = Field(default=1e-6, gt=0.0, description="Learning rate of AdamW, constant.")
     beta2: float = Field(default=0.98, gt=0.0, lt=1.0, description="AdamW's second beta.")
     weight_decay: float = Field(default=0.01, ge=0.0, description="AdamW's weight decay.")
@@ -132,6 +146,21 @@ class Learner(Settings):
     micro_tokens: Positive = Field(
         default=8192, description="Tokens (padding included) of one forward and backward pass."
     )
+
+    @field_validator("deepspeed")
+    @classmethod
+    def _is_json(cls, value: str) -> str:
+        try:
+            good = isinstance(json.loads(value), dict)
+        except json.JSONDecodeError:
+            good = False
+        if not good:
+            raise ValueError(
+                f"learner.deepspeed '{value[:40]}' is neither the name of a file under "
+                "conf/deepspeed (zero0, zero1, zero2, zero3, offload), nor the path of a JSON "
+                "file, nor a JSON object"
+            )
+        return value
 
 
 class Audit(Settings):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from mempo.config.base import Positive, Settings
@@ -87,14 +89,35 @@ class Cluster(Settings):
         description="Ray cluster to join, 'host:port' or 'ray://host:10001'. Empty: a local Ray.",
     )
     cpus: int = Field(default=0, ge=0, description="Cores of a local Ray; 0: all that are free.")
+    samplers: Positive = Field(
+        default=1, description="Sampler actors; they share an iteration's questions."
+    )
     sampler_cpus: float = Field(
-        default=0.5, ge=0, description="CPUs reserved by the sampler actor."
+        default=0.5, ge=0, description="CPUs reserved by each sampler actor."
     )
-    sampler_gpus: float = Field(default=0, ge=0, description="GPUs reserved by the sampler actor.")
-    learner_cpus: float = Field(
-        default=0.5, ge=0, description="CPUs reserved by the learner actor."
+    sampler_gpus: float = Field(
+        default=0,
+        ge=0,
+        description="GPUs reserved by each sampler actor; 0.5 here and at the learner share one.",
     )
-    learner_gpus: float = Field(default=0, ge=0, description="GPUs reserved by the learner actor.")
+    learners: Positive = Field(
+        default=1, description="Ranks of the learner, an actor each (learner.backend deepspeed)."
+    )
+    learner_cpus: float = Field(default=0.5, ge=0, description="CPUs reserved by each rank.")
+    learner_gpus: float = Field(default=0, ge=0, description="GPUs reserved by each rank.")
+    placement: Literal["pack", "spread", "strict_pack", "strict_spread"] = Field(
+        default="pack",
+        description="Actors of a run on few nodes, on many, on one alone, or each on another.",
+    )
+    place_timeout_s: Positive = Field(
+        default=120, description="How long a run waits for room on the cluster."
+    )
+    recoveries: int = Field(
+        default=3,
+        ge=0,
+        description="How often in a row, without an iteration done in between, a training run "
+        "whose actor or node died goes on from its last checkpoint by itself.",
+    )
     threads: int = Field(
         default=0,
         ge=0,

@@ -6,6 +6,7 @@ weights that are optimised are float32 masters, and the model holds rounded copi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,18 @@ from safetensors.torch import load_file, save_file
 
 from mempo.config import Learner
 
-_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+
+
+def parameter_groups(
+    model: Any, parameters: Sequence[torch.Tensor], values: Sequence[torch.Tensor] | None = None
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """(others, embeddings): `values` (default: the parameters) by what their parameters are."""
+    shared = {id(p) for p in model.get_input_embeddings().parameters()}
+    groups: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
+    for p, value in zip(parameters, values or parameters, strict=True):
+        groups[id(p) in shared].append(value)
+    return groups
 
 
 class MasterAdamW:
@@ -28,10 +40,7 @@ class MasterAdamW:
         self.masters = [
             p if p.dtype == torch.float32 else p.detach().float().clone() for p in self.parameters
         ]
-        shared = {id(p) for p in model.get_input_embeddings().parameters()}
-        embeddings, others = [], []
-        for p, master in zip(self.parameters, self.masters, strict=True):
-            (embeddings if id(p) in shared else others).append(master)
+        others, embeddings = parameter_groups(model, self.parameters, self.masters)
         self.factors = (1.0, embedding_lr_factor)
         self.adamw = torch.optim.AdamW(
             [{"params": others}, {"params": embeddings}],
@@ -93,7 +102,7 @@ class MasterAdamW:
         """
         tensors = load_file(file)
         for name, p, master in zip(self.names, self.parameters, self.masters, strict=True):
-            of = {key: tensors.pop(f"{name}.{key}", None) for key in (*_MOMENTS, "master")}
+            of = {key: tensors.pop(f"{name}.{key}", None) for key in (*MOMENTS, "master")}
             if any(t is not None and t.ndim and t.shape != p.shape for t in of.values()):
                 raise ValueError(f"{file} was written for another model: {name} differs in shape")
             kept = of.pop("master")

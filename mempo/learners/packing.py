@@ -52,17 +52,27 @@ def target_logits(
     Returns ([N, V] in float32, [N] ids), N = all targets of all rows, row after row. Logit n is
     the model's output one position before target n.
     """
+    ids, mask = row_tensors(rows, pad_id)
     device = next(model.parameters()).device
+    ids, mask = ids.to(device), mask.to(device)
+    return logits_before(model, ids, mask), ids[:, 1:][mask[:, 1:]]
+
+
+def row_tensors(rows: Sequence[Row], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(ids, whether an id is a target), both [rows, longest], padded on the right."""
     width = max(len(row.ids) for row in rows)
     ids = torch.full((len(rows), width), pad_id)
     mask = torch.zeros((len(rows), width), dtype=torch.bool)
     for i, row in enumerate(rows):
         ids[i, : len(row.ids)] = torch.tensor(row.ids)
         mask[i, : len(row.ids)] = torch.tensor(row.mask)
-    ids, mask = ids.to(device), mask.to(device)
+    return ids, mask
+
+
+def logits_before(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """[N, V] float32 logits one position before each of the N targets that `mask` marks."""
     hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state  # [B, T, D]
-    logits = model.get_output_embeddings()(hidden[:, :-1][mask[:, 1:]])
-    return logits.float(), ids[:, 1:][mask[:, 1:]]
+    return model.get_output_embeddings()(hidden[:, :-1][mask[:, 1:]]).float()
 
 
 def check_supported(model: Any) -> None:

@@ -5,7 +5,7 @@ It is blind to algorithms: rows, advantages and weights come in, an update and m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,7 +21,7 @@ from mempo.learners.optimizer import MasterAdamW
 from mempo.learners.packing import check_supported, micro_batches, target_logits
 from mempo.policies.codec import Codec
 from mempo.policies.distribution import Sampling, logprobs_of
-from mempo.policies.loading import load_into
+from mempo.policies.loading import load_into, recompute_activations
 from mempo.types import Row
 
 # In a checkpoint, beside the model: safetensors under a name that no engine takes for weights.
@@ -40,6 +40,15 @@ class TrainRow:
     importance: np.ndarray | None = None  # [targets], corrects for what the sampler sampled from
 
 
+@dataclass(frozen=True)
+class Share:
+    """A micro-batch of one process."""
+
+    rows: list[int]  # indices
+    counts: bool  # False: computed only to keep step with the others
+    last: bool  # of this update
+
+
 class TorchLearner:
     """Scores and updates one model."""
 
@@ -54,6 +63,8 @@ class TorchLearner:
     ):
         check_supported(model)
         self.model = model.eval()  # no dropout: the ratio of the first update is 1
+        if settings.activation_checkpointing:
+            recompute_activations(model)
         self.codec = codec
         self.settings = settings
         self.embedding_lr_factor = embedding_lr_factor
@@ -75,16 +86,16 @@ class TorchLearner:
             raise ValueError(
                 "this learner was made without a reference policy (loss.kl is 0, and no dpo)"
             )
-        results = [np.zeros(0, dtype=np.float32) for _ in rows]
-        for batch in micro_batches(rows, self.settings.micro_tokens):
-            chosen = [rows[i] for i in batch]
-            logits, targets = target_logits(model, chosen, self.codec.pad_id)
+        results: dict[int, np.ndarray] = {}
+        for share in self._shares(rows):
+            chosen = [rows[i] for i in share.rows]
+            logits, targets = self._logits(model, chosen)
             values = logprobs_of(logits, targets, sampling)
             parts = np.split(values.cpu().numpy(), np.cumsum([r.targets for r in chosen])[:-1])
-            for i, part in zip(batch, parts, strict=True):
-                results[i] = part
-            self.tokens += sum(len(r.ids) for r in chosen)
-        return results
+            if share.counts:
+                results |= zip(share.rows, parts, strict=True)
+        results = self._joined(results)
+        return [results.get(i, np.zeros(0, dtype=np.float32)) for i in range(len(rows))]
 
     def update(
         self, rows: Sequence[TrainRow], loss: Loss, sampling: Sampling | None = None
@@ -104,23 +115,23 @@ class TorchLearner:
                 "policy": 0.0, "kl": 0.0, "clip_frac": 0.0, "grad_norm": 0.0, "skipped": 1.0
             }  # fmt: skip
         sums: dict[str, float] = {"kl": 0.0}
-        for batch in micro_batches([r.row for r in useful], self.settings.micro_tokens):
-            chosen = [useful[i] for i in batch]
-            logits, targets = target_logits(self.model, [r.row for r in chosen], self.codec.pad_id)
+        for share in self._shares([r.row for r in useful]):
+            chosen = [useful[i] for i in share.rows]
+            logits, targets = self._logits(self.model, [r.row for r in chosen])
             objective, metrics = total_loss(
                 logprobs_of(logits, targets, sampling),
                 entropy(logits if loss.entropy > 0 else logits.detach()),
                 _targets(chosen, logits.device),
                 loss,
             )
-            objective.backward()
+            self._backward(objective, share)
             for name, value in metrics.items():
-                sums[name] = sums.get(name, 0.0) + float(value)
-            self.tokens += sum(len(r.row.ids) for r in chosen)
+                sums[name] = sums.get(name, 0.0) + float(value) * share.counts
+        sums = self._summed(sums)
         weight = sum(r.weight * r.row.targets for r in useful)  # 1, or less with 'constant'
         divisor = {"policy": 1.0, "entropy": float(sum(r.row.targets for r in useful))}
         means = {name: value / divisor.get(name, weight) for name, value in sums.items()}
-        return {**means, "grad_norm": self.optimizer.step(self.settings.lr), "skipped": 0.0}
+        return {**means, "grad_norm": self._step(self.settings.lr), "skipped": 0.0}
 
     def descend(
         self, rows: Sequence[Row], coefficients: Sequence[float], sampling: Sampling | None = None
@@ -130,14 +141,13 @@ class TorchLearner:
         coefficients: c_r of each row, its targets' k. Rows with c = 0 cost nothing.
         """
         used = [(row, c) for row, c in zip(rows, coefficients, strict=True) if c]
-        for batch in micro_batches([row for row, _ in used], self.settings.micro_tokens):
-            chosen = [used[i][0] for i in batch]
-            logits, targets = target_logits(self.model, chosen, self.codec.pad_id)
-            weights = np.concatenate([np.full(used[i][0].targets, used[i][1]) for i in batch])
+        for share in self._shares([row for row, _ in used]):
+            chosen = [used[i] for i in share.rows]
+            logits, targets = self._logits(self.model, [row for row, _ in chosen])
+            weights = np.concatenate([np.full(row.targets, c) for row, c in chosen])
             logp = logprobs_of(logits, targets, sampling)
-            (logp * torch.from_numpy(weights).to(logp)).sum().backward()
-            self.tokens += sum(len(row.ids) for row in chosen)
-        return self.optimizer.step(self.settings.lr)
+            self._backward((logp * torch.from_numpy(weights).to(logp)).sum(), share)
+        return self._step(self.settings.lr)
 
     def supervise(self, rows: Sequence[Row], lr: float, temperature: float = 1.0) -> float:
         """One optimiser step of maximum likelihood; the mean loss per target in nats.
@@ -146,16 +156,20 @@ class TorchLearner:
         """
         count = sum(r.targets for r in rows)
         total = 0.0
-        for batch in micro_batches(rows, self.settings.micro_tokens):
-            chosen = [rows[i] for i in batch]
-            logits, targets = target_logits(self.model, chosen, self.codec.pad_id)
+        for share in self._shares(rows):
+            chosen = [rows[i] for i in share.rows]
+            logits, targets = self._logits(self.model, chosen)
             logits = logits.div_(temperature)  # in place: a copy is [targets, vocabulary]
             loss = torch.nn.functional.cross_entropy(logits, targets, reduction="sum") / count
-            loss.backward()
-            total += float(loss.detach())
-            self.tokens += sum(len(r.ids) for r in chosen)
-        self.optimizer.step(lr)
+            self._backward(loss, share)
+            total += float(loss.detach()) * share.counts
+        total = self._summed({"loss": total})["loss"]
+        self._step(lr)
         return total
+
+    def weights(self) -> Mapping[str, torch.Tensor]:
+        """All parameters by name, tied ones once."""
+        return dict(self.model.named_parameters())
 
     def save(self, folder: Path) -> None:
         """Model and tokenizer as transformers loads them, optimiser state beside them."""
@@ -167,6 +181,32 @@ class TorchLearner:
         """Go on from what `save` wrote: weights and optimiser state; the reference stays."""
         load_into(self.model, folder)
         self.optimizer.load(folder / OPTIMIZER)
+
+    # What a learner of several ranks does otherwise.
+
+    def _shares(self, rows: Sequence[Row]) -> Iterator[Share]:
+        """The micro-batches that this process computes."""
+        batches = list(micro_batches(rows, self.settings.micro_tokens))
+        self.tokens += sum(len(rows[i].ids) for batch in batches for i in batch)
+        for batch in batches:
+            yield Share(batch, counts=True, last=batch is batches[-1])
+
+    def _logits(self, model: Any, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
+        return target_logits(model, rows, self.codec.pad_id)
+
+    def _backward(self, objective: torch.Tensor, share: Share) -> None:
+        objective.backward()
+
+    def _step(self, lr: float) -> float:
+        return self.optimizer.step(lr)
+
+    def _summed(self, sums: dict[str, float]) -> dict[str, float]:
+        """Sums over all ranks."""
+        return sums
+
+    def _joined(self, results: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
+        """The results of all ranks."""
+        return results
 
 
 def _targets(chosen: Sequence[TrainRow], device: torch.device) -> Targets:

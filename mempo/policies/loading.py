@@ -50,6 +50,19 @@ def load_model(policy: Policy, codec: Codec, *, seed: int = 0) -> Any:
     return model.to(device)
 
 
+def recompute_activations(model: Any) -> None:
+    """Keep no activations for the backward pass; dropout stays off.
+
+    transformers does so in training mode alone, so that is what the model is put in.
+    """
+    for module in model.modules():
+        for name in ("p", "dropout", "attention_dropout"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.train()
+
+
 def load_into(model: Any, folder: Path) -> None:
     """Give `model` the weights of a folder that was saved from one of its kind.
 

@@ -66,14 +66,14 @@ def check_arrival(
         )
 
 
-def save_weights(model: Any, path: Path) -> str:
-    """Write the parameters (tied ones once) as safetensors; their digest."""
-    tensors = {n: p.detach().cpu().contiguous() for n, p in model.named_parameters()}
+def save_weights(source: Any, path: Path) -> str:
+    """Write parameters (tied ones once) of a model, or by name, as safetensors; their digest."""
+    tensors = {n: p.detach().cpu().contiguous() for n, p in _by_name(source).items()}
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_suffix(".partial")
     save_file(tensors, aside)
     aside.rename(path)
-    return digest(model)
+    return digest(tensors)
 
 
 def read_weights(path: Path) -> dict[str, torch.Tensor]:
@@ -97,9 +97,13 @@ def load_weights(model: Any, path: Path) -> str:
 
 def digest(source: Any) -> str:
     """sha256 over names and bytes of all parameters of a model, or of tensors by name."""
-    tensors = source if isinstance(source, Mapping) else dict(source.named_parameters())
+    tensors = _by_name(source)
     h = sha256()
     for name in sorted(tensors):
         h.update(name.encode())
         h.update(tensors[name].detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return h.hexdigest()
+
+
+def _by_name(source: Any) -> Mapping[str, torch.Tensor]:
+    return source if isinstance(source, Mapping) else dict(source.named_parameters())

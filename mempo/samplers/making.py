@@ -31,7 +31,7 @@ class PolicySampler(Protocol):
 
 
 def make_sampler(experiment: Experiment, codec: Codec, scratch: Path) -> PolicySampler:
-    """`rollout.engine` with `policy.model`; `scratch` is an empty folder that it may keep."""
+    """`rollout.engine` with `policy.model`; `scratch` is an empty folder for the meanwhile."""
     policy, rollout = experiment.policy, experiment.rollout
     stop = stop_strings(experiment.agent)
     if rollout.engine == "transformers":

@@ -1,3 +1,5 @@
+import json
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -244,3 +246,22 @@ def test_an_upper_clip_below_the_lower_is_refused() -> None:
 @pytest.mark.parametrize("override", ["sft.agents=[]", "sft.temperature=0", "sft.temperature=50"])
 def test_a_cold_start_of_no_agent_or_at_no_sane_temperature_is_refused(override: str) -> None:
     assert override.partition("=")[0] in refused(overrides=[override])
+
+
+def test_settings_of_deepspeed_are_a_name_a_file_or_json(tmp_path):
+    def stage(value: str) -> int:
+        found = load("demo", overrides=[f"learner.deepspeed={value}"]).learner.deepspeed
+        return json.loads(found)["zero_optimization"]["stage"]
+
+    mine = tmp_path / "mine.json"
+    mine.write_text('{"zero_optimization": {"stage": 1}}')
+    assert [stage("zero3"), stage(str(mine)), stage(mine.read_text())] == [3, 1, 1]
+    before = load("demo", overrides=["learner.deepspeed=offload"])
+    file = tmp_path / "config.yaml"
+    file.write_text(to_yaml(before))
+    assert load(str(file)) == before
+    for wrong in ("zero9", str(tmp_path / "none.json"), "[1]"):
+        with pytest.raises(ConfigError, match="neither the name of a file under conf/deepspeed"):
+            stage(wrong)
+    with pytest.raises(ConfigError, match=r"learner.backend 'torch' is one process"):
+        load("demo", overrides=["cluster.learners=2"])

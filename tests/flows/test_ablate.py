@@ -56,9 +56,9 @@ def study(tmp_path_factory: pytest.TempPathFactory):
 
 def stop_at_first_iteration(patch: pytest.MonkeyPatch) -> None:
     """SIGINT in the middle of the first iteration, after the child that does not train is done."""
-    from flows import train
+    from flows import training
 
-    whole, once = train._iterate, threading.Lock()
+    whole, once = training.Training._iterate, threading.Lock()
 
     def iterate(*arguments):
         if once.acquire(blocking=False):
@@ -69,7 +69,7 @@ def stop_at_first_iteration(patch: pytest.MonkeyPatch) -> None:
             os.kill(os.getpid(), signal.SIGINT)
         return whole(*arguments)
 
-    patch.setattr(train, "_iterate", iterate)
+    patch.setattr(training.Training, "_iterate", iterate)
 
 
 @pytest.fixture(scope="module")

@@ -9,16 +9,16 @@ import pytest
 
 from conf.load import load
 from flows import doctor_engines
-from flows.doctor_engines import check_engine
+from flows.doctor_engines import check_backend, check_engine
 
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch):
-    """installed(names): as if of vllm and torchvision just these were there."""
+    """installed(names): as if of vllm, torchvision and deepspeed just these were there."""
 
     def only(*names: str) -> None:
         real = importlib.util.find_spec
-        asked = ("vllm", "torchvision")
+        asked = ("vllm", "torchvision", "deepspeed")
 
         def find_spec(name: str):
             if name not in asked:
@@ -53,3 +53,13 @@ def test_a_torchvision_of_another_torch_is_named(installed, monkeypatch) -> None
     monkeypatch.setattr(doctor_engines.importlib, "import_module", import_module)
     with pytest.raises(ValueError, match=r"torchvision::nms does not exist.*pip uninstall"):
         check_engine(load("demo", overrides=["rollout.engine=vllm"]))
+
+
+def test_deepspeed_is_asked_for_where_it_is_wanted(installed) -> None:
+    wanted = load("demo", overrides=["learner.backend=deepspeed", "cluster.learners=2"])
+    assert check_backend(load("demo")).endswith("could run, too")
+    assert check_backend(wanted).endswith("on 2 ranks")
+    installed()
+    assert "deepspeed is not installed" in check_backend(load("demo"))
+    with pytest.raises(ValueError, match=r"learner.backend: .* pip install 'mempo\[deepspeed\]'"):
+        check_backend(wanted)

@@ -10,6 +10,7 @@ import pytest
 
 from conf.load import load
 from flows import evaluation
+from tasks.placement import Models
 
 
 def test_fault_24_an_evaluation_that_is_mostly_cut_off_names_the_settings_to_raise(
@@ -34,12 +35,13 @@ def test_fault_24_an_evaluation_that_is_mostly_cut_off_names_the_settings_to_rai
         tracker=SimpleNamespace(log_text=lambda *_: None),
     )
     sampler = SimpleNamespace(describe=SimpleNamespace(remote=lambda *_: None))
+    models = Models([sampler], [])
     experiment = load(
         "test",
         overrides=["evaluate.objectives=[1,2]", "evaluate.sampled=false", "tracking.traces=0"],
         seed=3,
     )
-    evaluation.evaluate_policy(experiment, record, sampler, None, 0, "a run")
+    evaluation.evaluate_policy(experiment, record, models, 0, "a run")
     assert (logged["eval/n1/truncated_frac"], logged["eval/n2/truncated_frac"]) == (0.75, 0.5)
     [warning] = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
     assert warning.endswith(

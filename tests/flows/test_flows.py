@@ -358,6 +358,41 @@ def test_functions_of_one_s_own_run_in_the_actors_of_the_run(home: Path):
     assert str(os.getpid()) not in {line[0] for line in asked}
 
 
+def test_two_samplers_share_the_questions_and_change_nothing(cold: SimpleNamespace):
+    from flows.train import train
+    from mempo.records import read_rollouts
+
+    small = (cold.start, "rollout.questions=3", "iterations=1", "rollout.resample=1")
+    one, two = (train(experiment(*small, f"cluster.samplers={n}")) for n in (1, 2))
+    for name in ("rollouts", "evaluate-n1-greedy", "evaluate-n2-sampled"):
+        found = []
+        for result in (one, two):
+            file = Path(result.folder) / "iterations" / "000001" / f"{name}.parquet"
+            found.append([(t.question.id, t.rollout, t.answer) for t in read_rollouts(file)[0]])
+            assert {f.name for f in file.parent.glob(f"{name}*.parquet")} == {file.name}
+        assert found[0] == found[1]
+    for key in ("reward/mean", "cost/generated_tokens", "group/resampled_frac"):
+        assert points(one.run_id, key) == points(two.run_id, key)
+
+
+@pytest.mark.slow
+def test_two_ranks_of_deepspeed_train_as_one_process_of_torch(cold: SimpleNamespace):
+    from flows.sft import sft
+    from flows.train import train
+
+    ranks = ("learner.backend=deepspeed", "learner.deepspeed=zero2", "cluster.learners=2")
+    room = ("cluster.learner_cpus=0.25", "rollout.max_step_tokens=48", "iterations=1")
+    one = train(experiment(cold.start, *room))
+    two = train(experiment(cold.start, *room, *ranks))
+    for key in ("loss/policy", "loss/grad_norm", "memory/p_answer", "cost/trained_tokens"):
+        assert points(two.run_id, key)[1] == pytest.approx(points(one.run_id, key)[1], rel=1e-4)
+    assert max(points(two.run_id, "audit/logprob_diff_max").values()) < 1e-3
+    assert (Path(two.checkpoint) / "model.safetensors").is_file()
+    result = sft(experiment(*ranks, "cluster.learner_cpus=0.25"))
+    losses = points(result.run_id, "sft/loss"), points(cold.result.run_id, "sft/loss")
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
 @pytest.mark.slow
 def test_vllm_acts_in_place_of_transformers(cold: SimpleNamespace):
     from flows.train import train

@@ -34,16 +34,20 @@ def group(
     return build
 
 
-def test_the_best_is_paired_with_the_worst(group: Callable[..., list[Trajectory]]) -> None:
+def test_right_ones_are_paired_with_the_worst_and_with_one_another(
+    group: Callable[..., list[Trajectory]],
+) -> None:
     ts = group(("wrong", 1), ("right", 2), ("half", 0), ("right", 1), ("wrong", 0))
-    # Ranked: 3 (right, 1 query), 1 (right, 2), 2 (half), 4 (wrong, 0), 0 (wrong, 1).
-    assert preference_pairs(ts) == [(3, 0), (1, 4)]
+    # Right: 3 (1 query), 1 (2 queries). The others from the worst: 0 (wrong, 1), 4 (wrong, 0), 2.
+    assert preference_pairs(ts) == [(3, 0), (1, 4), (3, 1)]
 
 
-def test_of_two_right_ones_the_one_that_asked_less_is_preferred(
+def test_of_right_ones_those_that_asked_less_are_preferred(
     group: Callable[..., list[Trajectory]],
 ) -> None:
     assert preference_pairs(group(("right", 3), ("right", 1))) == [(1, 0)]
+    ts = group(*(("right", queries) for queries in (4, 0, 2, 2, 1)))
+    assert preference_pairs(ts) == [(1, 0), (4, 3)]  # and the one between them is left over
 
 
 def test_a_path_that_answered_wrong_is_no_example(group: Callable[..., list[Trajectory]]) -> None:
