@@ -2,7 +2,7 @@
 
 Every later layer wins over the earlier ones:
 
-    mempo.config defaults  <-  conf/cluster/<cluster>.yaml   (fills section `cluster`)
+    mempo.config defaults  <-  conf/cluster/<cluster>.yaml   (section `cluster`, and engines)
                            <-  conf/preset/<preset>.yaml     (its `extends:` first)
                            <-  overrides like 'loss.clip=0.3'
                            <-  seed
@@ -120,8 +120,11 @@ def _file(name: str, folder: str, beside: Path | None = None) -> Path:
 
 
 def _cluster_layer(cluster: str) -> Layer:
+    """Its settings, and those of other sections that it names, such as the engines there."""
     path = _file(cluster, "cluster")
-    return _layer({"cluster": read_mapping(path)}, f"cluster file {path.name}")
+    data = read_mapping(path)
+    sections = {key: data.pop(key) for key in list(data) if isinstance(data[key], Mapping)}
+    return _layer({**sections, "cluster": data}, f"cluster file {path.name}")
 
 
 def _deepspeed(value: object, where: str) -> tuple[object, str]:

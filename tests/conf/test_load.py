@@ -265,3 +265,15 @@ def test_settings_of_deepspeed_are_a_name_a_file_or_json(tmp_path):
             stage(wrong)
     with pytest.raises(ConfigError, match=r"learner.backend 'torch' is one process"):
         load("demo", overrides=["cluster.learners=2"])
+
+
+def test_a_cluster_file_may_name_the_engines_of_the_place(tmp_path):
+    big = load("wiki", cluster="h200x8")
+    assert (big.rollout.engine, big.learner.backend, big.cluster.learners) == (
+        "vllm", "deepspeed", 4
+    )  # fmt: skip
+    assert big.rollout.questions == load("wiki").rollout.questions
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("samplers: 2\nrollout: {engin: vllm}\n")
+    with pytest.raises(ConfigError, match=r"setting 'rollout.engin' \(cluster file mine.yaml\)"):
+        load("demo", cluster=str(mine))

@@ -124,7 +124,7 @@ def test_train_tags_params_and_files_are_where_others_look_for_them(
     assert info.params["loss.clip"] == "0.0"  # the policy's own
     folder = home / "store" / trained.result.run_id
     assert (folder / "config.yaml").is_file()
-    assert [f.name for f in sorted((folder / "checkpoints").iterdir())] == ["000002"]  # keep 1
+    assert [f.name for f in sorted((folder / "checkpoints").iterdir())] == ["000002", "measured.json"]  # keep 1
     table = pd.read_parquet(folder / "iterations" / "000001" / "rollouts.parquet")
     columns = (
         "question_id rollout step prompt_ids output_ids logprobs mem_spans action action_text "
