@@ -26,6 +26,8 @@ def check_engine(experiment: Experiment) -> str:
 def check_backend(experiment: Experiment) -> str:
     """The learner that is asked for, and whether DeepSpeed could run."""
     wanted, ranks = experiment.learner.backend, experiment.cluster.learners
+    if experiment.learner.lora_rank and not importlib.util.find_spec("peft"):
+        raise ValueError("learner.lora_rank: peft is not installed; pip install 'mempo[lora]'")
     there = importlib.util.find_spec("deepspeed") is not None
     if wanted == "deepspeed" and experiment.cluster.address:
         return f"deepspeed on {ranks} ranks, which every node has to have"

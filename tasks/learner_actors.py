@@ -70,7 +70,12 @@ class _Rank:
             from mempo.learners.deepspeed_learner import DeepSpeedLearner
 
             kind = DeepSpeedLearner
-        model = load_model(self.experiment.policy, codec, seed=self.experiment.seed)
+        e = self.experiment
+        model = load_model(e.policy, codec, seed=e.seed)
+        if e.learner.lora_rank:
+            from mempo.policies.lora import add_adapters
+
+            model = add_adapters(model, e.learner.lora_rank, seed=e.seed)
         return kind(model, codec, settings, **options)
 
 

@@ -147,6 +147,13 @@ class Learner(Settings):
         default=8192, description="Tokens (padding included) of one forward and backward pass."
     )
 
+    lora_rank: int = Field(
+        default=0,
+        ge=0,
+        description="Train adapters of this rank (LoRA, alpha twice the rank) in place of all "
+        "weights; samplers and checkpoints get them merged. 0: all weights.",
+    )
+
     @field_validator("deepspeed")
     @classmethod
     def _is_json(cls, value: str) -> str:

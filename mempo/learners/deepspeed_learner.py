@@ -24,6 +24,7 @@ from mempo.learners.optimizer import parameter_groups
 from mempo.learners.packing import logits_before, micro_batches, row_tensors, target_logits
 from mempo.learners.torch_learner import OPTIMIZER, Share, TorchLearner
 from mempo.policies.codec import Codec
+from mempo.policies.lora import is_adapter, merged_weights
 from mempo.types import Row
 
 
@@ -81,9 +82,11 @@ class DeepSpeedLearner(TorchLearner):
         self.rank, self.ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
         self.names = [n for n, p in model.named_parameters() if p.requires_grad]
         self.trained = [p for p in model.parameters() if p.requires_grad]
-        groups = parameter_groups(model, self.trained)
+        groups = zip(parameter_groups(model, self.trained), (1.0, embedding_lr_factor), strict=True)
+        kept = [(group, factor) for group, factor in groups if group]  # adapters: no embeddings
+        self.factors = [factor for _, factor in kept]
         adamw = torch.optim.AdamW(
-            [{"params": group} for group in groups],
+            [{"params": group} for group, _ in kept],
             lr=settings.lr,
             betas=(0.9, settings.beta2),
             weight_decay=settings.weight_decay,
@@ -109,8 +112,8 @@ class DeepSpeedLearner(TorchLearner):
         raise AssertionError("the engine has the optimiser")
 
     def weights(self) -> Mapping[str, torch.Tensor]:
-        """All parameters by name, whole, on every rank."""
-        return {n: self._whole(p).cpu() for n, p in self.model.named_parameters()}
+        """All parameters by name, whole, on every rank, adapters merged."""
+        return {n: t.cpu() for n, t in merged_weights(self.model, self._gathered).items()}
 
     def save(self, folder: Path) -> None:
         """Model and tokenizer as transformers loads them, optimiser state beside them; by rank 0.
@@ -131,9 +134,10 @@ class DeepSpeedLearner(TorchLearner):
                 if value is not None and steps != {0.0}:
                     tensors[f"{name}.{key}"] = value.detach().cpu().contiguous().clone()
                     tensors[f"{name}.step"] = torch.tensor(max(steps))
-            if p.dtype != torch.float32:
+            if p.dtype != torch.float32 or is_adapter(name):
                 master = safe_get_full_fp32_param(p)
-                assert master is not None
+                if master is None:  # ZeRO 0 in float32
+                    master = p
                 tensors[f"{name}.master"] = master.detach().cpu().contiguous().clone()
         if self.rank == 0:
             self.model.save_pretrained(folder, state_dict=dict(weights))
@@ -145,12 +149,15 @@ class DeepSpeedLearner(TorchLearner):
         from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
         from transformers import AutoModelForCausalLM
 
-        saved: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=self.model.dtype)
-        weights, tensors = dict(saved.named_parameters()), load_file(folder / OPTIMIZER)
+        tensors = load_file(folder / OPTIMIZER)
+        weights = {n: t for n in self.names if (t := tensors.get(f"{n}.master")) is not None}
+        if len(weights) < len(self.names):  # of float32 weights the model's own file is all
+            saved: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=self.model.dtype)
+            weights = dict(saved.named_parameters())
         for name, p in zip(self.names, self.trained, strict=True):
-            with self._gathered(p, write=True), torch.no_grad():
+            with self._gathered([p], write=True), torch.no_grad():
                 p.data.copy_(weights[name].to(p.device))
-            safe_set_full_fp32_param(p, tensors.get(f"{name}.master", weights[name].detach()))
+            safe_set_full_fp32_param(p, weights[name].detach())
             for key in ("exp_avg", "exp_avg_sq"):
                 if (value := tensors.get(f"{name}.{key}")) is None:
                     continue
@@ -178,17 +185,14 @@ class DeepSpeedLearner(TorchLearner):
         if link:
             link()
 
-    def _whole(self, parameter: torch.nn.Parameter) -> torch.Tensor:
-        with self._gathered(parameter):
-            return parameter.detach().clone()
-
-    def _gathered(self, parameter: torch.nn.Parameter, *, write: bool = False) -> Any:
-        """The block in which a parameter that ZeRO 3 has cut up is whole."""
-        if not hasattr(parameter, "ds_id"):
+    def _gathered(self, parameters: Sequence[torch.nn.Parameter], *, write: bool = False) -> Any:
+        """The block in which parameters that ZeRO 3 has cut up are whole."""
+        cut = [p for p in parameters if hasattr(p, "ds_id")]
+        if not cut:
             return nullcontext()
         import deepspeed
 
-        return deepspeed.zero.GatheredParameters([parameter], modifier_rank=0 if write else None)
+        return deepspeed.zero.GatheredParameters(cut, modifier_rank=0 if write else None)
 
     def _shares(self, rows: Sequence[Row]) -> Iterator[Share]:
         """Every n-th micro-batch; all ranks get equally many, for each pass is a collective one."""
@@ -215,7 +219,7 @@ class DeepSpeedLearner(TorchLearner):
 
     def _step(self, lr: float) -> float:
         zero: Any = self.engine.optimizer
-        for group, factor in zip(zero.param_groups, (1.0, self.embedding_lr_factor), strict=True):
+        for group, factor in zip(zero.param_groups, self.factors, strict=True):
             group["lr"] = lr * factor
         # ZeRO 0 in float32 is torch's own optimiser, of which DeepSpeed keeps no norm.
         gradients = [p.grad for p in self.trained if p.grad is not None] if self._bare else []

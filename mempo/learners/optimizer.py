@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mempo.config import Learner
+from mempo.policies.lora import is_adapter
 
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
@@ -83,7 +84,8 @@ class MasterAdamW:
     def save(self, file: Path) -> None:
         """All that a resume needs, as safetensors: Adam's moments, masters that are no parameters.
 
-        Tensors are named `<parameter>.<exp_avg | exp_avg_sq | step | master>`.
+        Tensors are named `<parameter>.<exp_avg | exp_avg_sq | step | master>`; an adapter (LoRA)
+        always has a master, since a model folder holds it only merged.
         """
         tensors: dict[str, torch.Tensor] = {}
         for name, p, master in zip(self.names, self.parameters, self.masters, strict=True):
@@ -91,6 +93,8 @@ class MasterAdamW:
                 tensors[f"{name}.{key}"] = value
             if master is not p:
                 tensors[f"{name}.master"] = master
+            elif is_adapter(name):  # which the model's own file does not hold
+                tensors[f"{name}.master"] = p
         save_file({name: t.contiguous() for name, t in tensors.items()}, file)
 
     @torch.no_grad()
@@ -106,7 +110,7 @@ class MasterAdamW:
             if any(t is not None and t.ndim and t.shape != p.shape for t in of.values()):
                 raise ValueError(f"{file} was written for another model: {name} differs in shape")
             kept = of.pop("master")
-            if (kept is None) != (master is p):
+            if (kept is None) != (master is p and not is_adapter(name)):
                 raise ValueError(f"{file} was written in another policy.dtype: see {name}")
             if kept is not None:
                 master.copy_(kept)

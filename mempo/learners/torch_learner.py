@@ -22,6 +22,7 @@ from mempo.learners.packing import check_supported, micro_batches, target_logits
 from mempo.policies.codec import Codec
 from mempo.policies.distribution import Sampling, logprobs_of
 from mempo.policies.loading import load_into, recompute_activations
+from mempo.policies.lora import merged_weights
 from mempo.types import Row
 
 # In a checkpoint, beside the model: safetensors under a name that no engine takes for weights.
@@ -168,18 +169,21 @@ class TorchLearner:
         return total
 
     def weights(self) -> Mapping[str, torch.Tensor]:
-        """All parameters by name, tied ones once."""
+        """All parameters by name, tied ones once, adapters merged."""
+        if self.settings.lora_rank:
+            return merged_weights(self.model)
         return dict(self.model.named_parameters())
 
     def save(self, folder: Path) -> None:
         """Model and tokenizer as transformers loads them, optimiser state beside them."""
-        self.model.save_pretrained(folder)
+        self.model.save_pretrained(folder, state_dict=dict(self.weights()))
         self.codec.tokenizer.save_pretrained(folder)
         self.optimizer.save(folder / OPTIMIZER)
 
     def restore(self, folder: Path) -> None:
         """Go on from what `save` wrote: weights and optimiser state; the reference stays."""
-        load_into(self.model, folder)
+        if not self.settings.lora_rank:  # else the model is the start policy, below its adapters
+            load_into(self.model, folder)
         self.optimizer.load(folder / OPTIMIZER)
 
     # What a learner of several ranks does otherwise.

@@ -18,7 +18,7 @@ def installed(monkeypatch: pytest.MonkeyPatch):
 
     def only(*names: str) -> None:
         real = importlib.util.find_spec
-        asked = ("vllm", "torchvision", "deepspeed")
+        asked = ("vllm", "torchvision", "deepspeed", "peft")
 
         def find_spec(name: str):
             if name not in asked:
@@ -62,4 +62,12 @@ def test_deepspeed_is_asked_for_where_it_is_wanted(installed) -> None:
     installed()
     assert "deepspeed is not installed" in check_backend(load("demo"))
     with pytest.raises(ValueError, match=r"learner.backend: .* pip install 'mempo\[deepspeed\]'"):
+        check_backend(wanted)
+
+
+def test_adapters_need_peft(installed) -> None:
+    wanted = load("demo", overrides=["learner.lora_rank=8"])
+    assert check_backend(wanted).startswith("torch ")
+    installed()
+    with pytest.raises(ValueError, match=r"learner.lora_rank: peft is not installed; pip install"):
         check_backend(wanted)

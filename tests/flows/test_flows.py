@@ -124,7 +124,8 @@ def test_train_tags_params_and_files_are_where_others_look_for_them(
     assert info.params["loss.clip"] == "0.0"  # the policy's own
     folder = home / "store" / trained.result.run_id
     assert (folder / "config.yaml").is_file()
-    assert [f.name for f in sorted((folder / "checkpoints").iterdir())] == ["000002", "measured.json"]  # keep 1
+    kept = sorted(f.name for f in (folder / "checkpoints").iterdir())
+    assert kept == ["000002", "measured.json"]  # keep 1
     table = pd.read_parquet(folder / "iterations" / "000001" / "rollouts.parquet")
     columns = (
         "question_id rollout step prompt_ids output_ids logprobs mem_spans action action_text "
@@ -266,6 +267,39 @@ def test_a_failed_flow_closes_its_run_and_frees_its_actors(cold: SimpleNamespace
     while ray.available_resources().get("CPU") != ray.cluster_resources()["CPU"]:
         assert time.monotonic() < deadline, ray.available_resources()
         time.sleep(0.1)
+
+
+def test_fault_37_a_dead_model_ends_the_waiting_with_its_name(
+    cold: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+):
+    import ray
+
+    from flows.train import train
+    from flows.training import Training
+    from tasks.placement import ModelLost, wait_all
+
+    whole = Training._iterate
+
+    def iterate(self: Training, number: int) -> dict[str, float]:
+        ray.kill(self.models.samplers[0])
+        return whole(self, number)
+
+    monkeypatch.setattr(Training, "_iterate", iterate)
+    with pytest.raises(ModelLost, match="stage 'rollout': its actor died"):
+        train(experiment(cold.start, "cluster.recoveries=0", "evaluate.before=false"), name="lost")
+    [run] = [r for r in tracker().find({"mempo.kind": "train"}) if r.name == "lost"]
+    assert run.status == "FAILED" and "its actor died" in run.tags["mempo.reason"]
+
+    @ray.remote(num_cpus=0)
+    def forever() -> None:
+        time.sleep(600)
+
+    calls = [forever.remote() for _ in range(2)]
+    cluster = experiment("cluster.timeout_s=1").cluster
+    with pytest.raises(TimeoutError, match="stage 'nap' took longer than cluster"):
+        wait_all(calls, cluster, "nap")
+    for call in calls:
+        ray.cancel(call, force=True)
 
 
 def test_fault_46_many_rollouts_make_a_handful_of_task_runs(cold: SimpleNamespace):

@@ -22,6 +22,7 @@ from mempo.learners.loss import token_weights
 from mempo.learners.packing import sampled_row
 from mempo.learners.torch_learner import TorchLearner, TrainRow
 from mempo.policies.codec import Codec
+from mempo.policies.lora import add_adapters
 from mempo.policies.tiny import tiny_model, tiny_tokenizer
 
 SETTINGS = Learner(lr=1e-2, grad_clip=0.5, micro_tokens=14)
@@ -29,7 +30,9 @@ LOSS = Loss(kl=0.1, entropy=0.01)
 STAGES = {
     **{f"zero{n}": f'{{"zero_optimization": {{"stage": {n}}}}}' for n in range(4)},
     "bf16": '{"zero_optimization": {"stage": 2}}',
+    "lora": '{"zero_optimization": {"stage": 3}}',
 }
+LORA = 2
 
 
 def policy() -> tuple[Any, Codec]:
@@ -92,6 +95,9 @@ def main(rank: int, ranks: int, port: str, folder: Path, source: str) -> None:
     for name, zero in STAGES.items():
         copy = deepcopy(model).to(torch.bfloat16 if name == "bf16" else torch.float32)
         settings = SETTINGS.model_copy(update={"deepspeed": zero})
+        if name == "lora":
+            settings = settings.model_copy(update={"lora_rank": LORA})
+            copy = add_adapters(copy, LORA, seed=0)
         learner = DeepSpeedLearner(copy, codec, settings, reference=True)
         gradients: dict[str, np.ndarray] = {}
         step = learner._step

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from mempo.learners.torch_learner import TorchLearner
+from mempo.policies.lora import add_adapters
 
 pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
@@ -62,20 +63,26 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def plain(script: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the torch learner finds."""
+    return alone(script, tmp_path_factory.mktemp("plain") / "checkpoint")
+
+
+def alone(script: Any, folder: Path, lora: int = 0) -> dict[str, Any]:
     model, codec = script.policy()
-    learner = TorchLearner(model, codec, script.SETTINGS, reference=True)
+    if lora:
+        model = add_adapters(model, lora, seed=0)
+    settings = script.SETTINGS.model_copy(update={"lora_rank": lora})
+    learner = TorchLearner(model, codec, settings, reference=True)
     gradients: dict[str, Any] = {}
     step = learner.optimizer.step
 
     def catch(lr: float) -> float:
-        for n, p in model.named_parameters():
+        for n, p in zip(learner.optimizer.names, learner.optimizer.parameters, strict=True):
             gradients.setdefault(f"gradient/{n}", p.grad.numpy().copy())
         return step(lr)
 
     learner.optimizer.step = catch  # type: ignore[method-assign]
-    folder = tmp_path_factory.mktemp("plain") / "checkpoint"
     found = script.lives(learner, folder, None)
-    weights = {f"weight/{n}": p.detach().numpy() for n, p in model.named_parameters()}
+    weights = {f"weight/{n}": t.detach().numpy() for n, t in learner.weights().items()}
     return {**found, **gradients, **weights, "folder": folder}
 
 
@@ -92,7 +99,7 @@ def check(found: Any, expected: dict[str, Any], names: str = "") -> None:
         far, scale = np.abs(found[key] - value), max(np.abs(value).max(), 1e-3)
         bound = 1e-4 if key.startswith("weight/") else 1e-5
         if key.startswith("weight/"):
-            gradient = np.abs(expected[key.replace("weight/", "gradient/")])
+            gradient = np.abs(expected.get(key.replace("weight/", "gradient/"), np.ones(far.shape)))
             far = far[gradient > 0.01 * gradient.max()]
             if gradient.max() < 1e-6:
                 continue
@@ -115,7 +122,7 @@ def test_fault_28_the_same_loss_gradients_and_weights_whatever_the_split(
 def test_a_checkpoint_of_two_ranks_goes_on_on_one_on_two_and_in_the_torch_learner(
     script: Any, two: Path, tmp_path: Path
 ) -> None:
-    after = {stage: dict(np.load(two / f"{stage}-0.npz")) for stage in [*STAGES, "bf16"]}
+    after = {stage: dict(np.load(two / f"{stage}-0.npz")) for stage in [*STAGES, "bf16", "lora"]}
     for ranks in (1, 2):
         again = run(tmp_path / str(ranks), ranks, str(two))
         for stage, expected in after.items():
@@ -140,15 +147,34 @@ def test_a_checkpoint_of_two_ranks_goes_on_on_one_on_two_and_in_the_torch_learne
 
 
 def test_a_checkpoint_of_the_torch_learner_goes_on_on_two_ranks(
-    plain: dict[str, Any], tmp_path: Path
+    script: Any, plain: dict[str, Any], tmp_path: Path
 ) -> None:
     source = tmp_path / "source"
     source.mkdir()
     for stage in [*STAGES, "bf16"]:
         (source / stage).symlink_to(plain["folder"])
+    (source / "lora").symlink_to(alone(script, tmp_path / "lora", script.LORA)["folder"])
     again = run(tmp_path / "again", 2, str(source))
     for stage in STAGES:
         check(np.load(again / f"{stage}-1.npz"), plain, "weight")
+
+
+def test_adapters_are_trained_alike_and_merged_where_they_leave(
+    script: Any, two: Path, tmp_path: Path
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    expected = alone(script, tmp_path / "alone", script.LORA)
+    found = np.load(two / "lora-1.npz")
+    assert all(".lora_" in key for key in expected if key.startswith("gradient/"))
+    # Merged weights have no gradient of their own that would tell rounding from learning; the last
+    # log-probs, of the third update's weights, speak for them.
+    check(found, {k: v for k, v in expected.items() if not k.startswith("weight/")})
+    # A checkpoint loads without peft, and says what the adapters said.
+    merged: Any = AutoModelForCausalLM.from_pretrained(two / "lora", dtype=torch.float32)
+    learner = TorchLearner(merged, script.policy()[1], script.SETTINGS, reference=True)
+    rows = [r.row for r in script.batch(learner, 3)]
+    assert np.abs(np.concatenate(learner.logprobs(rows)) - found["logprobs"]).max() < 1e-4
 
 
 def test_bfloat16_trains_float32_masters(two: Path) -> None:
