@@ -217,3 +217,16 @@ def test_truncated_sampling_stays_finite_after_the_policy_has_moved(
         got = learner.update(batch, Loss(kl=0.1, kl_estimator=estimator), sampling)
         assert np.isfinite(list(got.values())).all()
     assert all(torch.isfinite(p).all() for p in learner.model.parameters())
+
+
+def test_recomputed_activations_change_no_gradient(bench: Any) -> None:
+    plain, saving = (bench.learner(activation_checkpointing=on) for on in (False, True))
+    calls: list[int] = []
+    layer = saving.model.model.layers[1]
+    layer.mlp.register_forward_pre_hook(lambda *_: calls.append(1))
+    rows = bench.train_rows(plain, bench.rows())
+    expected, _ = bench.gradients(plain, rows, Loss())
+    got, _ = bench.gradients(saving, rows, Loss())
+    assert len(calls) == 2  # once forward, once again on the way back
+    for a, b in zip(expected, got, strict=True):
+        assert torch.allclose(a, b, rtol=1e-5, atol=1e-8)
