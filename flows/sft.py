@@ -54,8 +54,11 @@ def sft(experiment: Experiment, name: str = "", parent: str = "") -> RunResult:
 
 
 def _measured(m: dict[str, float]) -> str:
+    loss = f"held-out loss {m['sft/held_out_loss']:.3f}"
+    if "sft/p_answer_right_memory" not in m:  # no agent that is taught writes a memory
+        return loss
     return (
-        f"held-out loss {m['sft/held_out_loss']:.3f}; P(answer|memory) "
+        f"{loss}; P(answer|memory) "
         f"{m['sft/p_answer_right_memory']:.3f} with the right memory, "
         f"{m['sft/p_answer_empty_memory']:.3f} with an empty one; right above empty on "
         f"{m['sft/right_beats_empty_frac']:.0%} of the held-out questions"

@@ -26,6 +26,7 @@ def how_to_make(model: str) -> str:
         "models/wiki-sft": "`mempo sft --preset wiki`",
         "models/atlas-agents": "`mempo sft --preset agents`",
         "models/atlas-cost": "the command in the description of `mempo ablate cost --list`",
+        "models/atlas-cost-react": "the command in the description of `mempo ablate cost --list`",
     }
     if model in made_by:
         return f"{made_by[model]} makes it"

@@ -87,6 +87,14 @@ def test_sft_logs_its_losses_and_leaves_a_model_that_transformers_loads(cold: Si
     assert (info.status, info.tags["mempo.kind"]) == ("FINISHED", "sft")
 
 
+def test_a_cold_start_of_an_agent_without_a_memory_has_no_memory_to_probe(home: Path):
+    from flows.sft import sft
+
+    result = sft(experiment("agent.kind=react", "sft.agents=[react]"))
+    assert result.metrics is not None and result.metrics["sft/held_out_loss"] > 0
+    assert "sft/p_answer_right_memory" not in result.metrics
+
+
 def test_train_logs_every_metric_of_every_iteration(trained: SimpleNamespace):
     run_id = trained.result.run_id
     names = (
