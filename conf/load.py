@@ -119,6 +119,16 @@ def _file(name: str, folder: str, beside: Path | None = None) -> Path:
     raise unknown_name(folder, name, _described(folder))
 
 
+def load_cluster(name: str) -> dict[str, object]:
+    """What a cluster file says of the section `cluster`; engines that it names are left out."""
+    layer = _cluster_layer(name)
+    return {
+        setting.removeprefix("cluster."): value
+        for setting, (value, _) in layer.items()
+        if setting.startswith("cluster.")
+    }
+
+
 def _cluster_layer(cluster: str) -> Layer:
     """Its settings, and those of other sections that it names, such as the engines there."""
     path = _file(cluster, "cluster")

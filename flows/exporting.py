@@ -42,9 +42,11 @@ def export(checkpoint: Path, folder: Path) -> None:
 
 def check_target(folder: Path, option: str) -> None:
     """Refuse to replace what is not an export, and a place that cannot be written."""
-    if folder.exists() and not (
-        folder.is_dir() and (is_complete(folder) or not any(folder.iterdir()))
-    ):
+
+    def is_export() -> bool:
+        return is_complete(folder) and not any(folder.glob("optimizer*"))
+
+    if folder.exists() and not (folder.is_dir() and (is_export() or not any(folder.iterdir()))):
         raise ConfigError(
             f"{option}: {folder} holds something that is no exported model; name another"
         )

@@ -103,7 +103,9 @@ def recorded(
     )
     record = Record(tracker, run_id)
     record.folder.mkdir(parents=True, exist_ok=True)
-    (record.folder / "config.yaml").write_text(to_yaml(experiment))
+    aside = record.folder / "config.yaml.partial"  # whole or not there: a resume reads it
+    aside.write_text(to_yaml(experiment))
+    aside.rename(record.folder / "config.yaml")
     tracker.log_artifact(run_id, record.folder / "config.yaml")
     try:
         yield record

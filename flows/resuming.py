@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conf.load import flatten, load, sha256
+from conf.load import flatten, load, load_cluster, sha256
 from conf.text import ConfigError
 from mempo import own
 from mempo.config import Experiment
@@ -38,9 +39,14 @@ def last_checkpoint(run_id: str) -> Begun | None:
         ValueError: its checkpoint lacks what a resume needs.
     """
     found = checkpoint.complete(store.run_folder(run_id) / "checkpoints")
-    return (
-        Begun(int(found[-1].name), found[-1], checkpoint.read_state(found[-1])) if found else None
-    )
+    if not found:
+        return None
+    state = checkpoint.read_state(found[-1])
+    if not {"threads", "metrics", "measured"} <= state.keys():
+        raise ValueError(
+            f"{found[-1]} was written before runs could go on from a checkpoint; start anew"
+        )
+    return Begun(int(found[-1].name), found[-1], state)
 
 
 def settings_of(
@@ -53,7 +59,7 @@ def settings_of(
     """The configuration that a run was started with; where it runs may change.
 
     cluster: a cluster file in place of the run's; 'local' is the default of the command, so the
-    run's own place is kept.
+    run's own place is kept. The engines stay those of the run.
 
     Raises:
         ConfigError: one line; the run left no folder here, or an override changes what it does.
@@ -64,11 +70,11 @@ def settings_of(
             f"--resume {run_id}: there is no {file}; give the id of a run under this MEMPO_HOME"
         )
     before = load(str(file))
-    now = load(str(file), overrides=overrides, seed=seed)
+    elsewhere: list[str] = []
     if cluster != "local":
-        of_it = [o for o in overrides if o.startswith("cluster.")]
-        place = load("demo", cluster=cluster, overrides=of_it).cluster
-        now = now.model_copy(update={"cluster": place})
+        place = load_cluster(cluster)
+        elsewhere = [f"cluster.{name}={json.dumps(value)}" for name, value in place.items()]
+    now = load(str(file), overrides=[*elsewhere, *overrides], seed=seed)
     if sha256(before) != sha256(now):
         was, wanted = flatten(before), flatten(now)
         setting = next(name for name in was if was[name] != wanted[name])
@@ -110,6 +116,11 @@ def run_to_resume(tracker: Tracker, experiment: Experiment, resume: str) -> str:
         raise ValueError(f"--resume: {error}") from None
     if run.status == "FINISHED":
         raise ValueError(f"--resume {resume}: that run is done; `mempo report {resume}` shows it")
+    if run.tags.get("mempo.config_sha256") != sha256(experiment):
+        raise ValueError(
+            f"--resume {resume}: its config.yaml is not what it was started with; put it back from "
+            "the run's artifacts in MLflow, or start anew"
+        )
     for setting, code in own.digests(experiment).items():
         if run.tags.get(f"mempo.own.{setting}") != code:
             raise ValueError(

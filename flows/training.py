@@ -17,7 +17,7 @@ from flows.recording import Record, RunResult
 from flows.resuming import Begun
 from mempo.config import Experiment
 from mempo.evaluation.metrics import usd
-from mempo.learners.checkpoint import add_metrics, delete, superseded
+from mempo.learners.checkpoint import add_metrics, delete, superseded, sweep
 from tasks import placement, stages, store
 from tasks.placement import Models
 
@@ -37,6 +37,12 @@ class Training:
 
     def run(self, begun: Begun | None) -> RunResult:
         """From the start, or from where it was cut off, to the last evaluation."""
+        try:
+            return self._run(begun)
+        finally:
+            (self.record.folder / WEIGHTS).unlink(missing_ok=True)
+
+    def _run(self, begun: Begun | None) -> RunResult:
         e, last = self.experiment, self.experiment.iterations
         first = begun.iteration if begun else 0
         checkpoint = begun.folder if begun else None
@@ -63,13 +69,13 @@ class Training:
             self._tidy()
         if last:
             self._show_last_rollouts()
-        (self.record.folder / WEIGHTS).unlink(missing_ok=True)
         folder = str(self.record.folder)
         return RunResult(self.record.run_id, folder, str(checkpoint or ""), measured)
 
     def _go_on(self, begun: Begun) -> None:
         """Bring the models, and what is logged, to where the run was cut off."""
         done = begun.iteration
+        sweep(begun.folder.parent)
         say(f"going on after iteration {done} of {self.experiment.iterations}", self.label)
         where = (begun.folder, self.record.folder / WEIGHTS)
         stages.run(stages.restore, self.experiment.cluster, self.models, *where, done)

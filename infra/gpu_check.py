@@ -3,10 +3,11 @@
     python infra/gpu_check.py            a Qwen2.5-shaped model of 0.5B parameters, minutes
     python infra/gpu_check.py --tiny     the same on whatever is there, a model of no size
 
-Needs torch and transformers alone, and downloads nothing: the weights are random. Prints a line a
-measurement, then JSON. `share_of_peak` is of the dense bfloat16 peak of a chip whose name
+Needs torch, transformers and pydantic alone, and downloads nothing: the weights are random. Prints
+a line a measurement, then JSON. `share_of_peak` is of the dense bfloat16 peak of a chip whose name
 is known, `share_of_matmul` of what a large matrix product reaches on this very machine. A forward
-pass counts 2 operations per parameter and token, a training step 6; attention is left out.
+pass counts 2 operations per parameter and token, a training step 6, the head on trained tokens
+alone; attention is left out.
 """
 
 from __future__ import annotations
@@ -95,7 +96,9 @@ def speed(found: dict[str, float], policy: Any, device: str, tiny: bool) -> None
         TrainRow(row, np.ones(row.targets), o, 1 / (count * output))
         for row, o in zip(batch, old, strict=True)
     ]
-    tokens, size = count * (prompt + output), sum(p.numel() for p in policy.parameters())
+    tokens, head = count * (prompt + output), policy.get_output_embeddings().weight.numel()
+    body = sum(p.numel() for p in policy.parameters()) - head  # it is tied, so counted once
+    operations = body * tokens + head * count * output
     rate, name = (
         matmul_flops(device, tiny),
         torch.cuda.get_device_name() if device == "cuda" else "",
@@ -108,7 +111,7 @@ def speed(found: dict[str, float], policy: Any, device: str, tiny: bool) -> None
         if device == "cuda":
             torch.cuda.reset_peak_memory_stats()
         seconds = timed(device, work)
-        flops = factor * size * tokens / seconds
+        flops = factor * operations / seconds
         found[f"{what}_tokens_per_s"] = tokens / seconds
         found |= {f"{what}_share_of_peak": flops / peak for peak in peaks[:1]}
         found[f"{what}_share_of_matmul"] = flops / rate
@@ -117,16 +120,20 @@ def speed(found: dict[str, float], policy: Any, device: str, tiny: bool) -> None
 
 
 def agreement(found: dict[str, float], device: str, tiny: bool) -> None:
-    """Log-probs on the device against float32 on CPU, and gradients of the float32 model."""
+    """Log-probs on the device against float32 on CPU, and the norm of a float32 gradient."""
     torch.backends.cuda.matmul.allow_tf32 = False
     reference = TorchLearner(model(tiny, torch.float32, "cpu"), CODEC, Learner())
     batch = rows(2, 48, 16, reference.model.config.vocab_size)
     exact = np.concatenate(reference.logprobs(batch))
+    norms: list[float] = []
     for dtype in (torch.float32, torch.bfloat16):
         learner = TorchLearner(model(tiny, dtype, device), CODEC, Learner())
         gap = np.abs(np.concatenate(learner.logprobs(batch)) - exact)
         name = str(dtype).removeprefix("torch.")
         found[f"{name}_max_diff"], found[f"{name}_mean_diff"] = float(gap.max()), float(gap.mean())
+        if dtype == torch.float32:
+            norms = [one.descend(batch, [0.1, -0.2]) for one in (learner, reference)]
+    found["float32_gradient_norm_gap"] = abs(norms[0] / norms[1] - 1)
 
 
 def main() -> None:
@@ -143,7 +150,7 @@ def main() -> None:
     print(f"{chip}, torch {torch.__version__}")
     for name, value in found.items():
         print(f"{name:24} {value:.4g}")
-    if found["float32_max_diff"] > 1e-3:
+    if found["float32_max_diff"] > 1e-3 or found["float32_gradient_norm_gap"] > 1e-3:
         raise SystemExit("float32 on this device does not agree with float32 on CPU")
     print(json.dumps({"device": chip, **found}))
 

@@ -35,7 +35,7 @@ SETTINGS = (
     *("evaluate.questions=4", "evaluate.objectives=[2]", "evaluate.every=2"),
     *("checkpoint.best=eval/n2/f1", "tracking.traces=0"),
 )
-MOMENTS = ("train", "checkpoint", "rollout", "score", "any")
+MOMENTS = ("train", "checkpoint", "score", "rollout", "any")
 LIFE_S = 600  # a run that takes longer hangs
 MODELS_GONE_S = 30  # after the kill of the flow its models have to be gone by then
 ALL_GONE_S = 180  # Ray's own agents try to reach their dead head for a minute
@@ -184,6 +184,8 @@ def main() -> None:
         check_gone(agents, ALL_GONE_S)
         compare(outcome(whole), outcome(broken), iterations)
         print(json.dumps({"kills": kills, "iterations": iterations, "identical": True}))
+        if kills < given.kills:
+            raise SystemExit("the run was over before all kills were done; raise --iterations")
 
 
 def compare(

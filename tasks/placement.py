@@ -41,13 +41,19 @@ class ModelLost(RuntimeError):
 def rl_models(experiment: Experiment, threads: int) -> Iterator[Models]:
     """Samplers and learner as actors in one placement group, killed at the end of the block."""
     c = experiment.cluster
-    classes = [Sampler] * c.samplers + [Learner] * c.learners
-    bundles = [(c.sampler_cpus, c.sampler_gpus)] * c.samplers
-    bundles += [(c.learner_cpus, c.learner_gpus)] * c.learners
-    with _placed(classes, bundles, experiment, threads) as made:
-        _join(made[c.samplers :], c)
-        nodes = wait_all([actor.node.remote() for actor in made], c, "start of the models")
-        yield Models(made[: c.samplers], made[c.samplers :], tuple(nodes))
+    kinds: list[type] = []  # in turn: with half a GPU each, a sampler and a rank share one
+    for i in range(max(c.samplers, c.learners)):
+        kinds += [Sampler] * (i < c.samplers) + [Learner] * (i < c.learners)
+    room = {Sampler: (c.sampler_cpus, c.sampler_gpus), Learner: (c.learner_cpus, c.learner_gpus)}
+    with _placed(kinds, [room[kind] for kind in kinds], experiment, threads) as made:
+        samplers, learners = (
+            [actor for actor, kind in zip(made, kinds, strict=True) if kind is wanted]
+            for wanted in (Sampler, Learner)
+        )
+        _join(learners, c)
+        calls = [actor.node.remote() for actor in (*samplers, *learners)]
+        nodes = wait_all(calls, c, "start of the models")
+        yield Models(samplers, learners, tuple(nodes))
 
 
 @contextmanager
@@ -162,6 +168,8 @@ def _get(reference: Any, stage: str) -> Any:
         name, reason = _cause(str(error))
         if name == "ValueError":  # what a user did, found out while the actor was made
             raise ValueError(reason) from error
+        if "creation task" in str(error):  # new ones would not start, either
+            raise RuntimeError(f"a model could not be started ({name}: {reason})") from error
         raise ModelLost(f"stage {stage!r}: its actor died ({name}: {reason})") from error
     except ray.exceptions.ObjectLostError as error:  # with the node that had it
         raise ModelLost(f"stage {stage!r}: its result was lost with a node") from error

@@ -55,22 +55,24 @@ class Sampler:
         cycle = e.environment.objectives
         objectives = cycle[iteration % len(cycle)]
 
-        def ask(count: int, *key: int | str) -> list:
+        def ask(*key: int | str) -> list:
             key = (e.seed, iteration, *key)
-            found = self.world.questions("train", count * parts, objectives=objectives, key=key)
-            return found[part::parts]
+            count = e.rollout.questions
+            every = self.world.questions("train", count, objectives=objectives, key=key)
+            return list(every[part::parts])  # the same, however many share them
 
         def run(questions: Any) -> list:
             sampling = Sampling(e.rollout.temperature, e.rollout.top_p, e.rollout.top_k)
             key = (e.seed, "rollout", iteration)
             return self._run(questions, e.rollout.group_size, sampling, key)
 
-        first = self.world.questions(
-            "train", e.rollout.questions, objectives=objectives, key=(e.seed, iteration)
-        )
+        def replace(number: int, flat: list[int]) -> list:
+            fresh = ask("resample", number)
+            return [fresh[i] for i in flat if i < len(fresh)]
+
         kept, away = resample(
-            run(first[part::parts]),
-            lambda number, count: ask(count, "resample", number),
+            run(ask()),
+            replace,
             run,
             rounds=e.rollout.resample,
             signal=has_pair if e.loss.policy == "dpo" else has_signal,
@@ -159,5 +161,5 @@ def sampled_metrics(kept: Any, away: Any) -> Metrics:
     return {
         **rollout_metrics(every),
         **fact_quality(every, facts_of),
-        "group/resampled_frac": len(away) / len(every),
+        "group/resampled_frac": len(away) / max(len(every), 1),  # a sampler may have no question
     }

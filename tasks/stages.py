@@ -51,6 +51,8 @@ def run(stage_task: Any, *args: Any) -> Any:
 def rollout(cluster: Cluster, models: Models, path: Path, iteration: int) -> Metrics:
     """Sample an iteration's trajectories into `path`."""
     files = _parts(path, models)
+    for file in files:  # of a life that was cut off
+        thrown(file).unlink(missing_ok=True)
     calls = [
         sampler.rollout.remote(file, iteration, part, len(files))
         for part, (sampler, file) in enumerate(zip(models.samplers, files, strict=True))

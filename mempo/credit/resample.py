@@ -15,7 +15,7 @@ from mempo.credit.preferences import preference_pairs
 from mempo.records import groups
 from mempo.types import Question, Trajectory
 
-Draw = Callable[[int, int], Sequence[Question]]  # (round, count) -> fresh questions
+Draw = Callable[[int, list[int]], Sequence[Question]]  # (round, flat groups) -> fresh questions
 Run = Callable[[Sequence[Question]], Sequence[Trajectory]]  # question by question
 
 
@@ -45,7 +45,8 @@ def resample(
 
     A group is flat where it has no `signal`.
 
-    trajectories: question by question. `draw(r, n)` gives n questions for round r = 0, 1, ...;
+    trajectories: question by question. `draw(r, at)` gives a question for each of the groups number
+    `at` (in the order of `trajectories`) in round r = 0, 1, ...;
     those that this iteration has asked already are left out, and a group without a replacement
     stays. A replacement takes its group's place, whatever signal it carries itself. What is still
     flat after the last round is kept. The numbers of groups in and kept are equal.
@@ -57,7 +58,7 @@ def resample(
         flat = [i for i, group in enumerate(kept) if not signal(group)]
         if not flat:
             break
-        fresh = {q.id: q for q in draw(number, len(flat)) if q.id not in asked}
+        fresh = {q.id: q for q in draw(number, flat) if q.id not in asked}
         if not fresh:
             continue
         asked |= fresh.keys()

@@ -24,8 +24,13 @@ def write(folder: Path, fill: Callable[[Path], None], state: dict[str, Any]) -> 
     for file in [*aside.rglob("*"), aside]:
         _sync(file)
     if folder.exists():
-        delete(folder)
-    aside.rename(folder)
+        old = folder.with_name(folder.name + ".old.partial")
+        shutil.rmtree(old, ignore_errors=True)
+        folder.rename(old)
+        aside.rename(folder)
+        shutil.rmtree(old)
+    else:
+        aside.rename(folder)
     _sync(folder.parent)
     return folder
 
@@ -76,9 +81,18 @@ def superseded(parent: Path, keep: int, best: str = "") -> list[Path]:
 
 
 def delete(folder: Path) -> None:
-    """The marker goes first, so that what a kill leaves behind does not count as complete."""
-    (folder / MARKER).unlink(missing_ok=True)
-    shutil.rmtree(folder)
+    """Renamed first, so that what a kill leaves behind neither counts nor stays: see `sweep`."""
+    aside = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(aside, ignore_errors=True)
+    folder.rename(aside)
+    shutil.rmtree(aside)
+
+
+def sweep(parent: Path) -> None:
+    """Delete what kills left of writing and deleting."""
+    for rest in parent.glob("*.partial"):
+        if rest.is_dir():
+            shutil.rmtree(rest)
 
 
 def _measured(parent: Path) -> dict[str, dict[str, float]]:

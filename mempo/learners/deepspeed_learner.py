@@ -112,8 +112,9 @@ class DeepSpeedLearner(TorchLearner):
         raise AssertionError("the engine has the optimiser")
 
     def weights(self) -> Mapping[str, torch.Tensor]:
-        """All parameters by name, whole, on every rank, adapters merged."""
-        return {n: t.cpu() for n, t in merged_weights(self.model, self._gathered).items()}
+        """All parameters by name, whole, adapters merged; on rank 0, for the others have no use."""
+        found = merged_weights(self.model, self._gathered)
+        return {name: tensor.cpu() for name, tensor in found if self.rank == 0}
 
     def save(self, folder: Path) -> None:
         """Model and tokenizer as transformers loads them, optimiser state beside them; by rank 0.
@@ -131,14 +132,15 @@ class DeepSpeedLearner(TorchLearner):
                 value = safe_get_full_optimizer_state(p, key)
                 if value is None:  # ZeRO 0 leaves the state where torch has it
                     value = self.adamw.state.get(p, {}).get(key)
-                if value is not None and steps != {0.0}:
+                if value is not None and steps != {0.0} and self.rank == 0:
                     tensors[f"{name}.{key}"] = value.detach().cpu().contiguous().clone()
                     tensors[f"{name}.step"] = torch.tensor(max(steps))
             if p.dtype != torch.float32 or is_adapter(name):
                 master = safe_get_full_fp32_param(p)
                 if master is None:  # ZeRO 0 in float32
                     master = p
-                tensors[f"{name}.master"] = master.detach().cpu().contiguous().clone()
+                if self.rank == 0:
+                    tensors[f"{name}.master"] = master.detach().cpu().contiguous().clone()
         if self.rank == 0:
             self.model.save_pretrained(folder, state_dict=dict(weights))
             self.codec.tokenizer.save_pretrained(folder)
@@ -146,7 +148,6 @@ class DeepSpeedLearner(TorchLearner):
 
     def restore(self, folder: Path) -> None:
         """Go on from what `save` wrote, or the torch learner; the reference stays."""
-        from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
         from transformers import AutoModelForCausalLM
 
         tensors = load_file(folder / OPTIMIZER)
@@ -157,14 +158,14 @@ class DeepSpeedLearner(TorchLearner):
         for name, p in zip(self.names, self.trained, strict=True):
             with self._gathered([p], write=True), torch.no_grad():
                 p.data.copy_(weights[name].to(p.device))
-            safe_set_full_fp32_param(p, weights[name].detach())
+            self._set(p, weights[name].detach())
             for key in ("exp_avg", "exp_avg_sq"):
                 if (value := tensors.get(f"{name}.{key}")) is None:
                     continue
                 if p in self.adamw.state:
                     self.adamw.state[p][key].copy_(value)
                 else:
-                    safe_set_full_optimizer_state(p, value, key)
+                    self._set(p, value, key)
         steps = [t for n, t in tensors.items() if n.endswith(".step")]
         for state in self.adamw.state.values():
             if "step" in state and steps:
@@ -184,6 +185,31 @@ class DeepSpeedLearner(TorchLearner):
         link = getattr(zero, "_lazy_init_hp_params_optimizer_state", None)
         if link:
             link()
+
+    def _set(self, p: torch.nn.Parameter, value: torch.Tensor, key: str = "") -> None:
+        """Set a float32 weight, or with `key` a moment of Adam; `value` is the whole tensor."""
+        from deepspeed.utils import (
+            safe_set_full_fp32_param,
+            safe_set_full_optimizer_state,
+            safe_set_local_fp32_param,
+            safe_set_local_optimizer_state,
+        )
+
+        cut = getattr(p, "ds_tensor", None)
+        if cut is None:
+            if key:
+                safe_set_full_optimizer_state(p, value, key)
+            else:
+                safe_set_full_fp32_param(p, value)
+            return
+        # ZeRO 3: this rank's part, padded where the ranks do not divide the whole.
+        size = cut.ds_numel
+        flat = torch.nn.functional.pad(value.flatten(), (0, size * self.ranks - value.numel()))
+        part = flat.narrow(0, size * self.rank, size)
+        if key:
+            safe_set_local_optimizer_state(p, part, key)
+        else:
+            safe_set_local_fp32_param(p, part)
 
     def _gathered(self, parameters: Sequence[torch.nn.Parameter], *, write: bool = False) -> Any:
         """The block in which parameters that ZeRO 3 has cut up are whole."""

@@ -171,7 +171,7 @@ class TorchLearner:
     def weights(self) -> Mapping[str, torch.Tensor]:
         """All parameters by name, tied ones once, adapters merged."""
         if self.settings.lora_rank:
-            return merged_weights(self.model)
+            return dict(merged_weights(self.model))
         return dict(self.model.named_parameters())
 
     def save(self, folder: Path) -> None:

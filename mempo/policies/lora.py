@@ -6,7 +6,7 @@ learner, for samplers and as a checkpoint, has them merged: W + (alpha / r) B A.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -38,13 +38,12 @@ def is_adapter(name: str) -> bool:
 @torch.no_grad()
 def merged_weights(
     model: Any, gather: Gather = lambda parameters: nullcontext()
-) -> dict[str, torch.Tensor]:
-    """All parameters under the names that they have without adapters, adapters merged.
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Each parameter under the name that it has without adapters, adapters merged; one by one.
 
     gather: the block in which parameters are whole, where they are cut up between ranks.
     """
     modules = dict(model.named_modules())
-    weights: dict[str, torch.Tensor] = {}
     for name, p in model.named_parameters():
         if is_adapter(name):
             continue
@@ -57,5 +56,4 @@ def merged_weights(
         else:
             with gather([p]):
                 whole = p.detach().clone()
-        weights[name.replace(".base_layer.", ".")] = whole
-    return weights
+        yield name.replace(".base_layer.", "."), whole

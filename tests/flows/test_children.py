@@ -35,6 +35,9 @@ def study(*kids: Child) -> Study:
     return Study("mine", "", kids)
 
 
+WHOLE = {"threads": 1, "metrics": {}, "measured": {}}  # of a checkpoint that a run goes on from
+
+
 class Trains:
     """Stands for the train flow: a run in MLflow and a checkpoint, or what `ends` raises."""
 
@@ -127,7 +130,7 @@ def test_a_child_that_was_cut_off_after_a_checkpoint_goes_on(record, stand_in):
     stand_in({name: RuntimeError("power cut") for name in ("a seed 1", "b seed 1")})
     run_children(study(*kids), record)
     cut_off = {record.tracker.run_info(r).name: r for r in record.tracker.children(record.run_id)}
-    checkpoint.write(store.checkpoint_folder(cut_off["a seed 1"], 1), lambda _: None, {})
+    checkpoint.write(store.checkpoint_folder(cut_off["a seed 1"], 1), lambda _: None, WHOLE)
     again = stand_in()
     done, _ = run_children(study(*kids), record)
     assert again.resumed == [cut_off["a seed 1"]] == [done["a seed 1"].run_id]

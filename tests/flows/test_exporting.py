@@ -54,6 +54,9 @@ def test_the_copy_has_no_optimiser_state_and_replaces_only_an_export(
         export(find_checkpoint(run), target)
         names = sorted(f.name for f in target.iterdir())
         assert names == ["checkpoint.json", "config.json", "model.safetensors"]
+    live = store.checkpoint_folder(run, 1)
+    with pytest.raises(ConfigError, match="holds something that is no exported model"):
+        check_target(live, "FOLDER")
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "thesis.txt").touch()
     with pytest.raises(ConfigError, match=r"FOLDER: .*work holds something that is no exported"):

@@ -91,6 +91,26 @@ def test_a_run_whose_own_code_has_changed_is_refused(tracker, tmp_path, monkeypa
         run_to_resume(tracker, experiment, cut_off(tracker, experiment=experiment))
 
 
+def test_a_checkpoint_that_lacks_what_a_resume_needs_is_named(tracker) -> None:
+    run_id = cut_off(tracker)
+    checkpoint.write(store.checkpoint_folder(run_id, 1), lambda _: None, {"iteration": 1})
+    with pytest.raises(ValueError, match="000001 was written before runs could go on"):
+        last_checkpoint(run_id)
+
+
+def test_settings_that_are_not_what_the_run_was_started_with_are_refused(tracker) -> None:
+    run_id = cut_off(tracker)
+    (store.run_folder(run_id) / "config.yaml").write_text("")  # a power cut, or an editor
+    with pytest.raises(ValueError, match=r"its config.yaml is not what it was started with"):
+        run_to_resume(tracker, settings_of(run_id), run_id)
+
+
+def test_another_cluster_has_to_fit_the_run(tracker) -> None:
+    run_id = cut_off(tracker)
+    with pytest.raises(ConfigError, match=r"cluster.learners is 4, and learner.backend 'torch'"):
+        settings_of(run_id, cluster="h200x8")
+
+
 def test_auto_is_the_newest_of_these_settings_that_nobody_works_on(tracker) -> None:
     assert "no unfinished run with these settings; start it" in refused(tracker, "auto")
     cut_off(tracker, experiment=load("test", seed=9))
@@ -106,7 +126,8 @@ def test_it_goes_on_from_the_last_complete_checkpoint(tracker) -> None:
     assert last_checkpoint(run_id) is None
     for n in (1, 2):
         folder = store.checkpoint_folder(run_id, n)
-        checkpoint.write(folder, lambda f: (f / "weights").touch(), {"threads": n})
+        state = {"threads": n, "metrics": {}, "measured": {}}
+        checkpoint.write(folder, lambda f: (f / "weights").touch(), state)
     store.checkpoint_folder(run_id, 3).with_suffix(".partial").mkdir()  # a kill in its write
     last = last_checkpoint(run_id)
     assert last and (last.iteration, last.state["threads"]) == (2, 2)

@@ -18,4 +18,5 @@ def test_a_dry_run_measures_and_agrees() -> None:
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["score_tokens_per_s"] > 0 and found["train_tokens_per_s"] > 0
     assert 0 < found["score_share_of_matmul"] < 1
+    assert found["float32_gradient_norm_gap"] < 1e-3
     assert found["float32_max_diff"] < 1e-3 and found["bfloat16_mean_diff"] < 0.1

@@ -14,7 +14,7 @@ SCRIPT = Path(__file__).parents[2] / "infra" / "kill_and_resume.py"
 
 @pytest.mark.slow
 @pytest.mark.services
-def test_fault_40_sigkill_in_training_in_a_checkpoint_and_in_a_rollout_changes_no_bit() -> None:
+def test_fault_40_sigkill_in_training_in_a_checkpoint_and_in_scoring_changes_no_bit() -> None:
     done = subprocess.run(
         [sys.executable, str(SCRIPT), "--kills", "3"], capture_output=True, text=True
     )

@@ -30,7 +30,8 @@ class World:
         self.drawn: list[tuple[int, int]] = []
         self.ran: list[list[str]] = []
 
-    def draw(self, number: int, count: int) -> list[Question]:
+    def draw(self, number: int, flat: list[int]) -> list[Question]:
+        count = len(flat)
         self.drawn.append((number, count))
         return [Question(f"{number}-{i}", "Where?", 1, [["Paris"]]) for i in range(count)]
 
@@ -81,9 +82,9 @@ def test_no_rounds_change_nothing() -> None:
 def test_a_question_that_was_asked_already_is_no_replacement() -> None:
     """A small split deals old questions again; two groups of one question would become one."""
 
-    def draw(number: int, count: int) -> list[Question]:
+    def draw(number: int, flat: list[int]) -> list[Question]:
         pool = [["b", "a"], ["b", "new"]][number]
-        return [Question(q, "Where?", 1, [["Paris"]]) for q in pool[:count]]
+        return [Question(q, "Where?", 1, [["Paris"]]) for q in pool[: len(flat)]]
 
     world = World({"new": [0, 1]})
     first = trajectories({"a": [1, 1], "b": [0, 1], "c": [0, 0]})

@@ -115,15 +115,16 @@ def test_fault_28_the_same_loss_gradients_and_weights_whatever_the_split(
 ) -> None:
     folder = request.getfixturevalue(ranks)
     for file in sorted(folder.glob(f"{stage}-*.npz")):
-        check(np.load(file), plain)
+        check(np.load(file), plain, "" if file.stem.endswith("-0") else "gradient")
+        check(np.load(file), plain, "metric")
     assert len(list(folder.glob(f"{stage}-*.npz"))) == {"one": 1, "two": 2}[ranks]
 
 
-def test_a_checkpoint_of_two_ranks_goes_on_on_one_on_two_and_in_the_torch_learner(
+def test_a_checkpoint_of_two_ranks_goes_on_on_one_on_three_and_in_the_torch_learner(
     script: Any, two: Path, tmp_path: Path
 ) -> None:
     after = {stage: dict(np.load(two / f"{stage}-0.npz")) for stage in [*STAGES, "bf16", "lora"]}
-    for ranks in (1, 2):
+    for ranks in (1, 3):  # 3 divide no parameter
         again = run(tmp_path / str(ranks), ranks, str(two))
         for stage, expected in after.items():
             found = np.load(again / f"{stage}-0.npz")
@@ -133,8 +134,9 @@ def test_a_checkpoint_of_two_ranks_goes_on_on_one_on_two_and_in_the_torch_learne
                 if stage != "bf16":
                     check(found, expected, name)
                     continue
-                far = [np.abs(found[k] - v).max() for k, v in expected.items() if k[:6] == "weight"]
-                assert max(far) < 0.02  # a bfloat16 sum in another order
+                for key in (k for k in expected if k.startswith("weight")):
+                    gap, most = np.abs(found[key] - expected[key]), np.abs(expected[key]).max()
+                    assert gap.max() <= max(most, 0.1) * 2**-6  # two steps of a bfloat16
     for stage in STAGES:
         model, codec = script.policy()
         learner = TorchLearner(model, codec, script.SETTINGS, reference=True)
@@ -156,7 +158,7 @@ def test_a_checkpoint_of_the_torch_learner_goes_on_on_two_ranks(
     (source / "lora").symlink_to(alone(script, tmp_path / "lora", script.LORA)["folder"])
     again = run(tmp_path / "again", 2, str(source))
     for stage in STAGES:
-        check(np.load(again / f"{stage}-1.npz"), plain, "weight")
+        check(np.load(again / f"{stage}-0.npz"), plain, "weight")
 
 
 def test_adapters_are_trained_alike_and_merged_where_they_leave(

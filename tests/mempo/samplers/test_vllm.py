@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,7 @@ from mempo.learners.torch_learner import TorchLearner
 from mempo.policies.codec import Codec
 from mempo.policies.distribution import Sampling
 from mempo.policies.loading import load_codec, load_model
+from mempo.policies.smollm2 import fetch
 from mempo.policies.weights import (
     Proof,
     WeightsError,
@@ -230,11 +234,12 @@ def test_fault_36_a_sync_that_does_nothing_is_caught(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    changed(learner.model)
+    with torch.no_grad():  # far below what a probe could tell
+        learner.model.model.embed_tokens.weight[7] += 1e-6
     path, proof = proof_of(learner, codec, tmp_path)
     runner = engine.engine.model_executor.driver_worker.model_runner
     monkeypatch.setattr(runner, "reload_weights", lambda **_: None)
-    with pytest.raises(WeightsError, match="are not in use"):
+    with pytest.raises(RuntimeError, match=r"vLLM does not hold the new model.embed_tokens.weight"):
         arrive(engine, path, proof)
 
 
@@ -278,3 +283,56 @@ def test_a_weight_of_the_memory_is_refused_before_anything_starts(engine: VllmSa
         load("demo", overrides=["rollout.engine=vllm", "evaluate.memory_weight=2"])
     with pytest.raises(ValueError, match=r"needs rollout.engine=transformers"):
         engine.submit(0, Request([1], 1, ("k",), [1]), Sampling(memory_weight=2))
+
+
+def test_a_real_language_model_samples_what_the_learner_would(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """SmolLM2-135M in an engine of a process of its own; it is fetched where it is not there."""
+    folder = Path("models/smollm2").absolute()
+    fetch(folder)
+    done = subprocess.run(
+        [sys.executable, "-c", REAL, str(folder), str(tmp_path)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["tokens"] > 50 and found["cached"] > 0
+    assert found["worst"] < 1e-3
+
+
+REAL = """
+import json, sys
+from pathlib import Path
+import numpy as np, torch
+from conf.load import load
+from mempo.learners.packing import sampled_row
+from mempo.learners.torch_learner import TorchLearner
+from mempo.policies.distribution import Sampling
+from mempo.policies.loading import load_codec, load_model
+from mempo.policies.smollm2 import fetch
+from mempo.samplers.making import make_sampler
+from mempo.types import Request
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    e = load("wiki", overrides=[
+        f"policy.model={sys.argv[1]}", "policy.dtype=float32", "rollout.engine=vllm",
+        "rollout.cache_gib=0.25", "rollout.batch_size=8", "rollout.max_prompt_tokens=400",
+    ])
+    codec = load_codec(e.policy, e.environment)
+    engine = make_sampler(e, codec, Path(sys.argv[2]))
+    start = codec.encode("The Seine flows through Paris, and the Thames through London. " * 12)
+    asked = [
+        Request([*start, *codec.encode(f"{n}. Which river is longer?")], 24, ("real", n))
+        for n in range(8)
+    ]
+    said = engine.generate(asked[:1], Sampling(0.7)) + engine.generate(asked[1:], Sampling(0.7))
+    learner = TorchLearner(load_model(e.policy, codec), codec, e.learner)
+    rows = [
+        sampled_row(r.prompt_ids, c.ids, len(c.ids)) for r, c in zip(asked, said, strict=True)
+    ]
+    ours = learner.logprobs(rows, Sampling(0.7))
+    worst = max(np.abs(a - c.logprobs).max() for a, c in zip(ours, said, strict=True))
+    tokens, cached = sum(len(c.ids) for c in said), sum(c.cached_tokens for c in said)
+    print(json.dumps({"tokens": tokens, "cached": cached, "worst": float(worst)}))
+"""
