@@ -43,7 +43,12 @@ def train(
     with recorded(
         experiment, "train", name=name, parent=parent, method=method, tags=tags, resume=resume
     ) as record:
-        result = _train(experiment, record, label)
+        try:
+            result = _train(experiment, record, label)
+        except BaseException:
+            if not parent and last_checkpoint(record.run_id):
+                say(f"the run is not done; to go on: mempo train --resume {record.run_id}")
+            raise
         if parent:  # the study's page shows it
             return result
         page, table = log_report(record.tracker, record.run_id, record.folder / "report")

@@ -278,7 +278,9 @@ def test_a_failed_flow_closes_its_run_and_frees_its_actors(cold: SimpleNamespace
 
 
 def test_fault_37_a_dead_model_ends_the_waiting_with_its_name(
-    cold: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+    cold: SimpleNamespace,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ):
     import ray
 
@@ -289,7 +291,8 @@ def test_fault_37_a_dead_model_ends_the_waiting_with_its_name(
     whole = Training._iterate
 
     def iterate(self: Training, number: int) -> dict[str, float]:
-        ray.kill(self.models.samplers[0])
+        if number == 2:
+            ray.kill(self.models.samplers[0])
         return whole(self, number)
 
     monkeypatch.setattr(Training, "_iterate", iterate)
@@ -297,6 +300,7 @@ def test_fault_37_a_dead_model_ends_the_waiting_with_its_name(
         train(experiment(cold.start, "cluster.recoveries=0", "evaluate.before=false"), name="lost")
     [run] = [r for r in tracker().find({"mempo.kind": "train"}) if r.name == "lost"]
     assert run.status == "FAILED" and "its actor died" in run.tags["mempo.reason"]
+    assert f"to go on: mempo train --resume {run.run_id}" in capsys.readouterr().err
 
     @ray.remote(num_cpus=0)
     def forever() -> None:
