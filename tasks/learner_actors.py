@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from mempo.config import Experiment
 from tasks.actors import Metrics, computing, node, set_up
 
 
-class _Rank:
+class _Rank(ABC):
     """A process of the learner: the only one, or one of several that `join`."""
 
     learner: Any  # TorchLearner, or DeepSpeedLearner
@@ -57,8 +58,9 @@ class _Rank:
         else:  # it has its part of the weights to give
             self.learner.save(folder)
 
+    @abstractmethod
     def _build(self) -> None:
-        raise NotImplementedError
+        """Make `self.learner`, when all ranks are there."""
 
     def _make(self, settings: Any, codec: Any, **options: Any) -> Any:
         """The learner of `learner.backend` over `policy.model`."""
