@@ -9,6 +9,7 @@ from typing import Literal, TypeVar
 
 from mempo.config import Environment
 from mempo.draws import Key, generator
+from mempo.environments.corpus import read_corpus
 from mempo.environments.datasets import (
     data_path,
     is_extractive,
@@ -17,7 +18,7 @@ from mempo.environments.datasets import (
     split_questions,
 )
 from mempo.environments.hops import plan
-from mempo.environments.retrievers import Retriever, SearchResult, open_retriever, read_corpus
+from mempo.environments.retrievers import Retriever, SearchResult, open_retriever
 from mempo.environments.world import Split, ToolError
 from mempo.types import Passage, Question
 

@@ -6,14 +6,11 @@ its place: one bad call never costs its neighbours theirs.
 
 from __future__ import annotations
 
-import json
 import time
 import unicodedata
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from hashlib import blake2b
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import bm25s
@@ -21,6 +18,7 @@ import httpx
 import Stemmer
 
 from mempo.config import Environment
+from mempo.environments.corpus import to_passage
 from mempo.environments.world import ToolError
 from mempo.types import Passage
 
@@ -42,52 +40,6 @@ class Retriever(Protocol):
     def check(self) -> None:
         """Raise a ValueError that names the setting to change if searching cannot work."""
         ...
-
-
-def parse_contents(contents: str) -> tuple[str, str]:
-    r"""(title, text) of the Search-R1 layout `"Title"\ntext`.
-
-    The quotes around the title may be missing; contents of a single line have no title.
-    """
-    first, newline, rest = contents.strip().partition("\n")
-    if not newline:
-        return "", first
-    title = first.strip()
-    if len(title) > 1 and title[0] == title[-1] == '"':
-        title = title[1:-1].strip()
-    return title, rest.strip()
-
-
-def read_corpus(path: Path) -> list[Passage]:
-    """All passages of a .jsonl file in the Search-R1 layout {"id", "contents"}.
-
-    Raises:
-        ValueError: file missing, unreadable or empty, or a line of another layout, or an id that
-            occurs twice.
-    """
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: cannot be read as a corpus ({error})") from error
-    passages: dict[str, Passage] = {}
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            passage = _passage(row)
-            identity = str(row["id"])
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(
-                f'{path}, line {number}: not {{"id": ..., "contents": "\\"Title\\"\\ntext"}}; '
-                "write the corpus in the Search-R1 layout"
-            ) from error
-        if identity in passages:
-            raise ValueError(f"{path}, line {number}: id {identity!r} occurs twice; make it unique")
-        passages[identity] = passage
-    if not passages:
-        raise ValueError(f"{path}: the corpus is empty; give a file with passages")
-    return list(passages.values())
 
 
 def open_retriever(settings: Environment, passages: Sequence[Passage]) -> Retriever:
@@ -284,18 +236,7 @@ def _check(search: Callable[[Sequence[str], int], list[SearchResult]]) -> None:
 def _passages(items: Any, k: int) -> list[Passage]:
     if not isinstance(items, list):  # an empty object or text would pass for "nothing found"
         raise TypeError(f"{type(items).__name__} instead of a list of passages")
-    return [_passage(item) for item in items[:k]]
-
-
-def _passage(item: Mapping[str, Any]) -> Passage:
-    """A passage from a search result or a corpus line; `id` and `score` may be missing."""
-    document = item.get("document", item)
-    contents = document["contents"]
-    title, text = parse_contents(contents)
-    identity = document.get("id")
-    if identity is None:  # web results have none: the same text always gets the same name
-        identity = blake2b(contents.encode(), digest_size=8).hexdigest()
-    return Passage(id=str(identity), title=title, text=text)
+    return [to_passage(item) for item in items[:k]]
 
 
 def _fold(text: str) -> str:

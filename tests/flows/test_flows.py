@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
-import os
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,36 +20,8 @@ from mempo.config import Experiment
 pytestmark = pytest.mark.filterwarnings("default")
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory):
-    """A Prefect server and a Ray for all tests of this file, and a store of its own."""
-    from tasks.services import connect_ray, prefect_server, shutdown_ray
-
-    folder = tmp_path_factory.mktemp("home")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MEMPO_HOME", str(folder))
-        patch.setenv("PREFECT_LOGGING_LEVEL", "WARNING")
-        (folder / "code").mkdir()
-        patch.syspath_prepend(folder / "code")  # before Ray starts; workers must look there too
-        with prefect_server(lambda _: None):
-            connect_ray(experiment().cluster)
-            try:
-                yield folder
-            finally:
-                shutdown_ray()
-
-
 def experiment(*overrides: str, seed: int = 3) -> Experiment:
     return load("test", overrides=["cluster.cpus=2", *overrides], seed=seed)
-
-
-@pytest.fixture(scope="module")
-def cold(home: Path):
-    """A cold start of a few steps: its result, and experiments that begin from it."""
-    from flows.sft import sft
-
-    result = sft(experiment())
-    return SimpleNamespace(result=result, start=f"policy.model={result.checkpoint}")
 
 
 @pytest.fixture(scope="module")
@@ -277,43 +247,6 @@ def test_a_failed_flow_closes_its_run_and_frees_its_actors(cold: SimpleNamespace
         time.sleep(0.1)
 
 
-def test_fault_37_a_dead_model_ends_the_waiting_with_its_name(
-    cold: SimpleNamespace,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-):
-    import ray
-
-    from flows.train import train
-    from flows.training import Training
-    from tasks.placement import ModelLost, wait_all
-
-    whole = Training._iterate
-
-    def iterate(self: Training, number: int) -> dict[str, float]:
-        if number == 2:
-            ray.kill(self.models.samplers[0])
-        return whole(self, number)
-
-    monkeypatch.setattr(Training, "_iterate", iterate)
-    with pytest.raises(ModelLost, match="stage 'rollout': its actor died"):
-        train(experiment(cold.start, "cluster.recoveries=0", "evaluate.before=false"), name="lost")
-    [run] = [r for r in tracker().find({"mempo.kind": "train"}) if r.name == "lost"]
-    assert run.status == "FAILED" and "its actor died" in run.tags["mempo.reason"]
-    assert f"to go on: mempo train --resume {run.run_id}" in capsys.readouterr().err
-
-    @ray.remote(num_cpus=0)
-    def forever() -> None:
-        time.sleep(600)
-
-    calls = [forever.remote() for _ in range(2)]
-    cluster = experiment("cluster.timeout_s=1").cluster
-    with pytest.raises(TimeoutError, match="stage 'nap' took longer than cluster"):
-        wait_all(calls, cluster, "nap")
-    for call in calls:
-        ray.cancel(call, force=True)
-
-
 def test_fault_46_many_rollouts_make_a_handful_of_task_runs(cold: SimpleNamespace):
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
@@ -356,98 +289,6 @@ def test_fault_44_metrics_logged_in_a_ray_worker_land_in_the_run_they_name(home:
     ray.get(log.remote(right))
     assert points(right, "reward/mean") == {7: 0.25}
     assert points(wrong, "reward/mean") == {}
-
-
-def test_functions_of_one_s_own_run_in_the_actors_of_the_run(home: Path):
-    from flows.train import train
-
-    module = home / "code" / "own_of_a_flow.py"
-    module.write_text(
-        "import os\n"
-        "def reward(trajectory): return 3.0 * trajectory.rollout\n"
-        "def memory(question, steps, p_mem_S, p_full_S):\n"
-        "    with open(__file__ + '.asked', 'a') as asked:\n"
-        "        print(os.getpid(), len(steps), len(p_mem_S), len(p_full_S), file=asked)\n"
-        "    return [0.0] * len(steps)\n"
-        "def view(agent, codec, question, head, steps):\n"
-        "    return [*head, *codec.encode(f'<store>{len(steps)}</store>')]\n"
-        "def tool(question, query): return f'{len(query)}'\n"
-    )
-    paths = {
-        "reward.function": "own_of_a_flow:reward",
-        "memory.function": "own_of_a_flow:memory",
-        "agent.function": "own_of_a_flow:view",
-        "environment.tool": "own_of_a_flow:tool",
-    }
-    own = [f"{setting}={path}" for setting, path in paths.items()]
-    world = ("environment.entities=60", "environment.attributes=8", "environment.values=25")
-    shipped = ("policy.model=builtin:atlas-sft", *world)  # a policy that calls its tool
-    less = ("iterations=1", "evaluate.before=false", "evaluate.sampled=false")
-    result = train(experiment(*shipped, *less, "rollout.max_step_tokens=48", *own))
-    assert points(result.run_id, "reward/mean") == {1: 1.5}  # of rollouts 0 and 1
-    info = tracker().run_info(result.run_id)
-    for setting, path in paths.items():
-        assert info.params[setting] == path
-        assert info.tags[f"mempo.own.{setting}"] == hashlib.sha256(module.read_bytes()).hexdigest()
-    table = pd.read_parquet(Path(result.folder) / "iterations" / "000001" / "rollouts.parquet")
-    assert (table.reward == 3.0 * table.rollout).all()
-    extra = table.prompt_ids.str.len() - table.head_tokens
-    assert (extra == 3).all()  # <store>, a number, </store>
-    calls = table[table.observation != ""]
-    assert len(calls) > 0
-    assert (calls.observation == calls.action_text.str.len().astype(str)).all()
-    lines = Path(f"{module}.asked").read_text().splitlines()
-    asked = [line.split() for line in lines]
-    assert [tuple(map(int, line[1:])) for line in asked] == [
-        (len(steps),) * 3 for _, steps in table.groupby(["question_id", "rollout"], sort=False)
-    ]
-    assert str(os.getpid()) not in {line[0] for line in asked}
-
-
-def test_two_samplers_share_the_questions_and_change_nothing(cold: SimpleNamespace):
-    from flows.train import train
-    from mempo.records import read_rollouts
-
-    small = (cold.start, "rollout.questions=3", "iterations=1", "rollout.resample=1")
-    one, two = (train(experiment(*small, f"cluster.samplers={n}")) for n in (1, 2))
-    for name in ("rollouts", "evaluate-n1-greedy", "evaluate-n2-sampled"):
-        found = []
-        for result in (one, two):
-            file = Path(result.folder) / "iterations" / "000001" / f"{name}.parquet"
-            found.append([(t.question.id, t.rollout, t.answer) for t in read_rollouts(file)[0]])
-            assert {f.name for f in file.parent.glob(f"{name}*.parquet")} == {file.name}
-        assert found[0] == found[1]
-    for key in ("reward/mean", "cost/generated_tokens", "group/resampled_frac"):
-        assert points(one.run_id, key) == points(two.run_id, key)
-
-
-@pytest.mark.slow
-def test_two_ranks_of_deepspeed_train_as_one_process_of_torch(cold: SimpleNamespace):
-    from flows.sft import sft
-    from flows.train import train
-
-    ranks = ("learner.backend=deepspeed", "learner.deepspeed=zero2", "cluster.learners=2")
-    room = ("cluster.learner_cpus=0.25", "rollout.max_step_tokens=48", "iterations=1")
-    one = train(experiment(cold.start, *room))
-    two = train(experiment(cold.start, *room, *ranks))
-    for key in ("loss/policy", "loss/grad_norm", "memory/p_answer", "cost/trained_tokens"):
-        assert points(two.run_id, key)[1] == pytest.approx(points(one.run_id, key)[1], rel=1e-4)
-    assert max(points(two.run_id, "audit/logprob_diff_max").values()) < 1e-3
-    assert (Path(two.checkpoint) / "model.safetensors").is_file()
-    result = sft(experiment(*ranks, "cluster.learner_cpus=0.25"))
-    losses = points(result.run_id, "sft/loss"), points(cold.result.run_id, "sft/loss")
-    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
-
-
-@pytest.mark.slow
-def test_vllm_acts_in_place_of_transformers(cold: SimpleNamespace):
-    from flows.train import train
-
-    result = train(experiment(cold.start, "rollout.engine=vllm", "rollout.cache_gib=0.1"))
-    for key in ("audit/logprob_diff_max", "reward/mean", "cost/generated_tokens"):
-        assert sorted(points(result.run_id, key)) == [1, 2]
-    assert max(points(result.run_id, "audit/logprob_diff_max").values()) < 1e-3
-    assert result.metrics is not None and result.metrics["eval/n1/steps"] >= 1
 
 
 def test_a_report_needs_nothing_but_mlflow(trained: SimpleNamespace, tmp_path: Path):

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mempo.environments.corpus import read_corpus
 from mempo.environments.datasets import data_path, read_questions
-from mempo.environments.retrievers import Bm25Retriever, read_corpus
+from mempo.environments.retrievers import Bm25Retriever
 from mempo.environments.world import ToolError
 from mempo.types import Passage
 
