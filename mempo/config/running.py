@@ -93,7 +93,7 @@ class Cluster(Settings):
         default=1, description="Sampler actors; they share an iteration's questions."
     )
     sampler_cpus: float = Field(
-        default=0.5, ge=0, description="CPUs reserved by each sampler actor."
+        default=0.5, gt=0, description="CPUs reserved by each sampler actor."
     )
     sampler_gpus: float = Field(
         default=0,
@@ -103,7 +103,7 @@ class Cluster(Settings):
     learners: Positive = Field(
         default=1, description="Ranks of the learner, an actor each (learner.backend deepspeed)."
     )
-    learner_cpus: float = Field(default=0.5, ge=0, description="CPUs reserved by each rank.")
+    learner_cpus: float = Field(default=0.5, gt=0, description="CPUs reserved by each rank.")
     learner_gpus: float = Field(default=0, ge=0, description="GPUs reserved by each rank.")
     placement: Literal["pack", "spread", "strict_pack", "strict_spread"] = Field(
         default="pack",

@@ -124,6 +124,7 @@ def test_a_resumed_run_brings_its_settings(calls, tmp_path, monkeypatch):
         assert mempo("train", "--resume", "abc", *more).exit_code == 0
         assert calls.pop() == (before, "abc")
     assert mempo("train", "-p", "test", "--resume", "auto").exit_code == 0
+    assert "--resume: empty; give a run id" in refused("train", "--resume", "")
     assert calls == [(load("test"), "auto")]
     assert "that run is of preset 'test', not 'wiki'" in refused(
         "train", "--resume", "abc", "-p", "wiki"

@@ -71,3 +71,15 @@ def test_adapters_need_peft(installed) -> None:
     installed()
     with pytest.raises(ValueError, match=r"learner.lora_rank: peft is not installed; pip install"):
         check_backend(wanted)
+
+
+def test_a_cache_that_the_machine_has_no_memory_for_is_refused() -> None:
+    vllm = ["rollout.engine=vllm", "rollout.cache_gib=100000"]
+    with pytest.raises(ValueError, match=r"^rollout.cache_gib: .* take 100000 GiB, and [\d.]+ are"):
+        check_engine(load("demo", overrides=vllm))
+
+
+def test_a_stage_that_deepspeed_does_not_have_is_refused() -> None:
+    stage = 'learner.deepspeed={"zero_optimization": {"stage": 7}}'
+    with pytest.raises(ValueError, match=r"^learner.deepspeed: zero_optimization.stage is 7; it"):
+        check_backend(load("demo", overrides=["learner.backend=deepspeed", stage]))

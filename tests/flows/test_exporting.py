@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from conf.text import ConfigError
 from flows.exporting import check_target, export, find_checkpoint
@@ -23,8 +25,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def write(folder: Path, best: str, em: float) -> Path:
     def fill(into: Path) -> None:
-        for name in ("model.safetensors", "config.json", "optimizer.state"):
-            (into / name).write_text(name)
+        save_file({"w": np.zeros(2)}, into / "model.safetensors")
+        for name in ("config.json", "tokenizer.json", "optimizer.state"):
+            (into / name).write_text("{}")
 
     checkpoint.write(folder, fill, {"experiment": {"checkpoint": {"best": best}}})
     checkpoint.add_metrics(folder, {"eval/n4/em": em})
@@ -53,7 +56,7 @@ def test_the_copy_has_no_optimiser_state_and_replaces_only_an_export(
         check_target(target, "FOLDER")
         export(find_checkpoint(run), target)
         names = sorted(f.name for f in target.iterdir())
-        assert names == ["checkpoint.json", "config.json", "model.safetensors"]
+        assert names == [*("checkpoint.json", "config.json", "model.safetensors", "tokenizer.json")]
     live = store.checkpoint_folder(run, 1)
     with pytest.raises(ConfigError, match="holds something that is no exported model"):
         check_target(live, "FOLDER")
@@ -61,3 +64,26 @@ def test_the_copy_has_no_optimiser_state_and_replaces_only_an_export(
     (tmp_path / "work" / "thesis.txt").touch()
     with pytest.raises(ConfigError, match=r"FOLDER: .*work holds something that is no exported"):
         check_target(tmp_path / "work", "FOLDER")
+    (target / "notes.txt").touch()  # put there by somebody since
+    with pytest.raises(ConfigError, match=r"mine holds something that is no exported"):
+        check_target(target, "FOLDER")
+
+
+def test_of_a_link_what_it_points_at_is_replaced(run: str, tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    check_target(tmp_path / "link", "FOLDER")
+    export(find_checkpoint(run), tmp_path / "link")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "real" / "config.json").is_file()
+    assert not list(tmp_path.glob("*.partial"))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"{")])
+def test_a_damaged_checkpoint_is_not_copied(run: str, name: str, damage) -> None:
+    folder = store.checkpoint_folder("run", 2)
+    if name == "tokenizer.json" and damage is not Path.unlink:
+        name = "checkpoint.json"  # what a tokenizer holds is not read
+    damage(folder / name)
+    with pytest.raises(ConfigError, match=r"the checkpoint .*000002 is damaged \("):
+        find_checkpoint(str(folder))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from conf.load import load, sha256, to_yaml
+from conf.load import load, load_cluster, sha256, to_yaml
 from conf.text import ConfigError
 from flows.resuming import last_checkpoint, run_to_resume, settings_of
 from mempo.config import Experiment
@@ -56,6 +56,7 @@ def test_the_settings_are_those_of_the_run_and_only_its_place_may_change(tracker
     moved = settings_of(run_id, cluster="ray", overrides=["cluster.address=head:1"])
     assert (moved.cluster.address, moved.cluster.sampler_gpus) == ("head:1", 1)
     assert sha256(moved) == sha256(SETTINGS)
+    assert settings_of(run_id, cluster="ray").cluster.address == load_cluster("ray")["address"]
     assert settings_of(run_id, overrides=["cluster.parallel=2"]).cluster.threads == 3
     with pytest.raises(ConfigError, match=r"setting 'learner.lr' was 0.0003 and is 0.1 now; only"):
         settings_of(run_id, overrides=["learner.lr=0.1"])
@@ -116,7 +117,7 @@ def test_auto_is_the_newest_of_these_settings_that_nobody_works_on(tracker) -> N
     cut_off(tracker, experiment=load("test", seed=9))
     cut_off(tracker, parent=begun(tracker, kind="ablate"))
     live = begun(tracker)
-    assert f"(run {live} still goes on)" in refused(tracker, "auto")
+    assert f"run {live} still goes on; stop that first" in refused(tracker, "auto")
     old, new = cut_off(tracker), cut_off(tracker)
     assert run_to_resume(tracker, SETTINGS, "auto") == new != old
 

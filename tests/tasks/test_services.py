@@ -1,6 +1,7 @@
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -102,6 +103,18 @@ def test_a_configured_prefect_that_is_not_there_is_an_error(monkeypatch, closed_
 def test_a_prefect_that_ends_at_once_is_told_with_its_last_words(monkeypatch, no_server_configured):
     monkeypatch.setattr(sys, "executable", "/bin/ls")  # says "unrecognized option" or the like
     with pytest.raises(RuntimeError, match="did not start"), prefect_server(lambda line: None):
+        pass
+
+
+def test_a_database_of_a_later_prefect_is_told(monkeypatch, no_server_configured, tmp_path):
+    monkeypatch.setenv("MEMPO_HOME", str(tmp_path))
+    (tmp_path / "prefect").mkdir()
+    with sqlite3.connect(tmp_path / "prefect" / "prefect.db") as database:
+        database.execute("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)")
+        database.execute("INSERT INTO alembic_version VALUES ('of-a-later-one')")
+    database.close()
+    told = r"prefect.db was written by a newer Prefect .*; install that, or move .*prefect away"
+    with pytest.raises(RuntimeError, match=told), prefect_server(lambda line: None):
         pass
 
 
