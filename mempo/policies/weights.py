@@ -18,6 +18,10 @@ from mempo.draws import generator
 from mempo.types import Row
 
 PROBE_TOKENS = 64
+# bfloat16: the mean difference may be this share of the mean |log-prob|. Random tokens are unlikely
+# (15 nats for SmolLM2-135M), and rounding grows with that: engines that agree were seen to differ
+# by 0.5 to 1.1 %, a fine-tuned policy and the model that it came from by 12 %.
+PROBE_SHARE = 0.03
 
 
 @dataclass(frozen=True)
@@ -45,8 +49,8 @@ def check_arrival(
     """Compare what a sampler read, and what it then says of the probe, with the learner's.
 
     The digest proves that the right bytes came, the probe that the engine computes with them: an
-    engine that packs or fuses weights may have kept a copy of old ones. Bounds as in the audit:
-    exact (float32) on the largest difference, else (bfloat16) on the mean.
+    engine that packs or fuses weights may have kept a copy of old ones. exact (float32): the
+    audit's bound on the largest difference; else (bfloat16) `PROBE_SHARE` bounds the mean.
 
     Raises:
         WeightsError: naming the version and what differs.
@@ -57,12 +61,14 @@ def check_arrival(
             f"{proof.digest[:12]} in the learner"
         )
     gap = np.nan_to_num(np.abs(np.asarray(logprobs) - proof.logprobs), nan=np.inf)
-    value, bound = (gap.max(), settings.max_diff) if exact else (gap.mean(), settings.mean_diff)
+    value, bound, name = gap.max(), settings.max_diff, "audit.max_diff ="
+    if not exact:
+        size = np.abs(proof.logprobs).mean()
+        value, bound, name = gap.mean(), PROBE_SHARE * size, f"{PROBE_SHARE:.0%} of their size,"
     if not value <= bound:
-        name = "audit.max_diff" if exact else "audit.mean_diff"
         raise WeightsError(
             f"weights of version {version} are not in use: log-probs of a probe differ by "
-            f"{value:.2e} between sampler and learner (bound {name} = {bound:g})"
+            f"{value:.2e} between sampler and learner (bound {name} {bound:g})"
         )
 
 

@@ -6,12 +6,22 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from mempo.config import Audit
 from mempo.policies.tiny import tiny_model
-from mempo.policies.weights import digest, load_weights, save_weights
+from mempo.policies.weights import (
+    Proof,
+    WeightsError,
+    check_arrival,
+    digest,
+    load_weights,
+    probe_row,
+    save_weights,
+)
 
 
 @pytest.fixture
@@ -75,3 +85,27 @@ def test_weights_of_another_width_change_nothing(model: Any, tmp_path: Path) -> 
     with pytest.raises(ValueError, match="another model"):
         load_weights(wider, tmp_path / "w.safetensors")
     assert digest(wider) == before
+
+
+@pytest.mark.parametrize(
+    ("exact", "off", "arrives"),
+    [(True, 5e-4, True), (True, 2e-3, False), (False, 0.011, True), (False, 0.12, False)],
+)
+def test_fault_36_rounding_is_no_fault_and_other_weights_are(
+    exact: bool, off: float, arrives: bool
+) -> None:
+    logprobs = np.array([-20.0, -10.0, -15.0])
+    proof = Proof("abc", probe_row(50), logprobs)
+    found = logprobs + off if exact else logprobs * (1 + off)  # bfloat16: a share of their size
+    if arrives:
+        check_arrival(2, "abc", found, proof, Audit(), exact=exact)
+        return
+    with pytest.raises(WeightsError, match="version 2 are not in use: log-probs of a probe differ"):
+        check_arrival(2, "abc", found, proof, Audit(), exact=exact)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_fault_36_a_probe_that_is_no_number_fails(exact: bool) -> None:
+    proof = Proof("abc", probe_row(50), np.array([-20.0]))
+    with pytest.raises(WeightsError, match="differ by inf"):
+        check_arrival(2, "abc", [np.nan], proof, Audit(), exact=exact)
