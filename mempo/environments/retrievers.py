@@ -26,6 +26,8 @@ SearchResult = list[Passage] | ToolError
 R = TypeVar("R")
 
 _TIMEOUT = httpx.Timeout(60.0, connect=5.0)  # seconds; a cold index answers its first query late
+_REPLY_S = 120.0  # a whole reply, however steadily it trickles
+_REPLY_BYTES = 64 * 2**20  # far above any batch of passages
 _BUSY = frozenset({429, 502, 503, 504})
 _WORDS = r"(?u)\b\w+\b"  # single characters too: "Malcolm X", "Apollo 8"
 
@@ -199,7 +201,7 @@ class _Server:
             if attempt:
                 time.sleep(self._wait_s * 2 ** (attempt - 1))
             try:
-                response = self._client.post(self._url, json=dict(request))
+                response = self._bounded(request)
             except httpx.TransportError as error:
                 trouble = f"{type(error).__name__}: {error}"
                 if isinstance(error, httpx.ReadTimeout):
@@ -212,6 +214,23 @@ class _Server:
         raise ToolError(
             f"environment.retriever_url: {self._url} cannot be reached ({trouble}); start the "
             "search server or correct the address"
+        )
+
+    def _bounded(self, request: Mapping[str, Any]) -> httpx.Response:
+        """The whole response; _Refused where it is too long, or takes too long to come."""
+        end = time.monotonic() + _REPLY_S
+        content = bytearray()
+        with self._client.stream("POST", self._url, json=dict(request)) as response:
+            for chunk in response.iter_bytes():
+                content += chunk
+                if len(content) > _REPLY_BYTES or time.monotonic() > end:
+                    raise _Refused(
+                        f"environment.retriever_url: {self._url} sends more than "
+                        f"{_REPLY_BYTES / 2**20:g} MiB, or for longer than {_REPLY_S:g} s, in one "
+                        "reply; lower environment.top_k, or mend the server"
+                    )
+        return httpx.Response(
+            response.status_code, content=bytes(content), request=response.request
         )
 
     def _parsed(self, response: httpx.Response, parse: Callable[[Any], R]) -> R:

@@ -296,6 +296,17 @@ def test_a_server_that_is_there_and_too_slow_is_asked_once(serve, client, answer
 
 
 @BOTH_CLIENTS
+@pytest.mark.parametrize(("limit", "value"), [("_REPLY_BYTES", 20), ("_REPLY_S", -1.0)])
+def test_a_reply_is_bounded_in_size_and_time(serve, client, answer, monkeypatch, limit, value):
+    server = serve(answer)
+    assert not isinstance(client(server.url).search(["a"], 1)[0], ToolError)
+    monkeypatch.setattr(f"mempo.environments.retrievers.{limit}", value)
+    [found] = client(server.url).search(["a"], 1)
+    assert isinstance(found, ToolError)
+    assert "in one reply; lower environment.top_k" in str(found)
+
+
+@BOTH_CLIENTS
 def test_fault_51_nobody_at_the_address_is_an_error_per_query_and_a_failed_check(client, answer):
     url = f"http://127.0.0.1:{free_port()}"
     found = client(url, retries=0).search(["a", "b"], 1)
