@@ -11,7 +11,7 @@ import sys
 import typer
 
 from flows.commands_around import doctor, fetch, ui
-from flows.commands_compare import ablate, report
+from flows.commands_compare import ablate, report, reproduce
 from flows.commands_run import evaluate, export, sft, train
 from flows.listing import Command, Commands
 
@@ -48,7 +48,8 @@ def _mempo() -> None:
 
 for _function in (train, sft, evaluate, ablate):
     app.command(cls=Command)(_function)
-app.command()(report)
+for _function in (report, reproduce):
+    app.command()(_function)
 app.command(cls=Command)(doctor)
 for _function in (export, fetch, ui):
     app.command()(_function)

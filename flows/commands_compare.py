@@ -98,6 +98,28 @@ def ablate(
             raise typer.Exit(1)
 
 
+def reproduce(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="MLflow id of a finished run.")],
+    overrides: Overrides = None,
+) -> None:
+    """Run a finished run again, and compare every metric.
+
+    Says first which commit, data, models, packages and configuration it had, and what of that is
+    different here; nothing is checked out. `--set` is for section tracking: where the run is
+    recorded. The exit status is 1 where a metric comes out different.
+
+    \b
+      mempo reproduce 0a1b...
+    """
+    with command():
+        experiment = load(overrides=overrides or ())
+        from flows import run as runs
+
+        if lines := runs.reproduce(run, experiment.tracking):
+            complain(f"{len(lines)} metrics came out different")
+            raise typer.Exit(1)
+
+
 def report(
     runs: Annotated[
         list[str], typer.Argument(metavar="RUN...", help="MLflow run ids; a study's is its runs.")

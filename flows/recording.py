@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 from prefect.runtime import flow_run
 
 from conf.load import flatten, sha256, to_yaml
+from flows.fingerprint import inputs, packages
 from mempo import own
 from mempo.config import Experiment
 from tasks import store
@@ -96,6 +98,7 @@ def recorded(
             "mempo.seed": str(experiment.seed),
             "mempo.config_sha256": sha256(experiment),
             **flow_run_id,
+            "mempo.inputs": json.dumps(inputs(experiment)),
             **{f"mempo.own.{s}": code for s, code in own.digests(experiment).items()},
             **(tags or {}),
         },
@@ -107,6 +110,8 @@ def recorded(
     aside.write_text(to_yaml(experiment))
     aside.rename(record.folder / "config.yaml")
     tracker.log_artifact(run_id, record.folder / "config.yaml")
+    if not resume:
+        tracker.log_text(run_id, packages(), "packages.txt")
     try:
         yield record
     except Exception as error:

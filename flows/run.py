@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from flows.exporting import check_target, export
 from flows.progress import say
-from mempo.config import Experiment
+from mempo.config import Experiment, Tracking
 
 if TYPE_CHECKING:
     from conf.study import Study
@@ -126,6 +126,31 @@ def ablate(study: Study, resume: str = "", command: str = "") -> AblationResult:
     for name, reason in result.failed.items():
         print(f"FAILED  {name}: {reason}")
     return result
+
+
+def reproduce(run_id: str, tracking: Tracking) -> list[str]:
+    """Run a finished run again, and compare; the metrics that differ, a line each."""
+    from flows.reproducing import differences, origin_of
+    from tasks.tracking import Tracker
+
+    tracker = Tracker(tracking.uri, tracking.experiment)
+    origin = origin_of(tracker, run_id)
+    print("\n".join(origin.facts))
+    for line in origin.changed:
+        print(f"CHANGED  {line}")
+    experiment = origin.experiment.model_copy(update={"tracking": tracking})
+    with services(experiment, origin.kind):
+        from flows.evaluate import evaluate
+        from flows.sft import sft
+        from flows.train import train
+
+        flow = {"train": train, "sft": sft, "evaluate": evaluate}[origin.kind]
+        again = flow(experiment, name=f"again {run_id[:8]}")
+    tracker.set_tags(again.run_id, {"mempo.reproduces": run_id})
+    points, lines = differences(tracker.curves([run_id, again.run_id]), run_id, again.run_id)
+    print(f"{points} points of {run_id} compared with those of {again.run_id}, times aside:")
+    print("\n".join(lines) or "all are equal")
+    return lines
 
 
 def report(

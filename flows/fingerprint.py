@@ -1,0 +1,46 @@
+"""What a run depends on beside its configuration: data, models and packages, by their sha256."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from importlib.metadata import distributions
+from pathlib import Path
+
+from mempo.config import Experiment
+from mempo.environments.datasets import data_path
+from mempo.policies.shipped import model_path
+from tasks import store
+
+
+def packages() -> str:
+    """Every installed package, a line `name==version` each, as pip's requirements are written."""
+    found = {(d.name or "").lower().replace("_", "-"): d.version for d in distributions()}
+    return "".join(f"{name}=={found[name]}\n" for name in sorted(found) if name)
+
+
+def inputs(experiment: Experiment) -> dict[str, str]:
+    """sha256 of every file and folder that the run reads, by the setting that names it.
+
+    What a hub or a search server answers is not here, and has no fingerprint.
+    """
+    e = experiment.environment
+    files = {}
+    if e.name == "dataset":
+        files = {
+            "environment.questions": e.questions,
+            "environment.test_questions": e.test_questions,
+            "environment.corpus": e.corpus,
+        }
+    found = {}
+    for setting, name in files.items():
+        if name and (path := data_path(name)).is_file():
+            found[setting] = sha256(path.read_bytes()).hexdigest()
+    models = {
+        "policy.model": experiment.policy.model,
+        "agent.embedding_model": experiment.agent.embedding_model,
+    }
+    for setting, name in models.items():
+        folder = Path(model_path(name)) if name else Path()
+        if name and folder.is_dir():
+            _, found[setting] = store.folder_digest(folder)
+    return found
