@@ -112,6 +112,11 @@ def reproduce(
       mempo reproduce 0a1b...
     """
     with command():
+        if foreign := [o for o in overrides or () if not o.startswith("tracking.")]:
+            raise ConfigError(
+                f"--set {foreign[0]}: a run is reproduced with its own settings; only section "
+                "tracking may be set"
+            )
         experiment = load(overrides=overrides or ())
         from flows import run as runs
 

@@ -31,7 +31,8 @@ def check_backend(experiment: Experiment) -> str:
     if experiment.learner.lora_rank and not importlib.util.find_spec("peft"):
         raise ValueError("learner.lora_rank: peft is not installed; pip install 'mempo[lora]'")
     there = importlib.util.find_spec("deepspeed") is not None
-    _check_stage(experiment.learner.deepspeed)
+    if wanted == "deepspeed":
+        _check_stage(experiment.learner.deepspeed)
     if wanted == "deepspeed" and experiment.cluster.address:
         return f"deepspeed on {ranks} ranks, which every node has to have"
     if wanted == "deepspeed":
@@ -54,6 +55,7 @@ def _check_cache(experiment: Experiment) -> None:
     lines = memory.read_text().splitlines()
     [free] = [int(line.split()[1]) / 2**20 for line in lines if line.startswith("MemAvailable")]
     wanted = (experiment.rollout.cache_gib or 1.0) * experiment.cluster.samplers
+    wanted *= experiment.cluster.parallel
     if wanted > free:
         raise ValueError(
             f"rollout.cache_gib: the caches of {experiment.cluster.samplers} sampler(s) take "
@@ -63,7 +65,7 @@ def _check_cache(experiment: Experiment) -> None:
 
 def _check_stage(settings: str) -> None:
     """DeepSpeed itself would tell only in the ranks."""
-    stage = json.loads(settings).get("zero_optimization", {}).get("stage", 0)
+    stage = (json.loads(settings).get("zero_optimization") or {}).get("stage", 0)
     if stage not in (0, 1, 2, 3):
         raise ValueError(
             f"learner.deepspeed: zero_optimization.stage is {stage!r}; it must be 0, 1, 2 or 3"

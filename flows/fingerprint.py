@@ -1,8 +1,9 @@
-"""What a run depends on beside its configuration: data, models and packages, by their sha256."""
+"""What a run depends on beside its settings: data and models by sha256, packages by version."""
 
 from __future__ import annotations
 
-from hashlib import sha256
+import platform
+from hashlib import file_digest
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -13,8 +14,10 @@ from tasks import store
 
 
 def packages() -> str:
-    """Every installed package, a line `name==version` each, as pip's requirements are written."""
-    found = {(d.name or "").lower().replace("_", "-"): d.version for d in distributions()}
+    """Python and every installed package, a line `name==version` each."""
+    found = {"python": platform.python_version()}
+    for package in distributions():  # of two of a name Python imports the first
+        found.setdefault((package.name or "").lower().replace("_", "-"), package.version)
     return "".join(f"{name}=={found[name]}\n" for name in sorted(found) if name)
 
 
@@ -34,7 +37,8 @@ def inputs(experiment: Experiment) -> dict[str, str]:
     found = {}
     for setting, name in files.items():
         if name and (path := data_path(name)).is_file():
-            found[setting] = sha256(path.read_bytes()).hexdigest()
+            with path.open("rb") as stream:
+                found[setting] = file_digest(stream, "sha256").hexdigest()
     models = {
         "policy.model": experiment.policy.model,
         "agent.embedding_model": experiment.agent.embedding_model,

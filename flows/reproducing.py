@@ -11,6 +11,7 @@ from conf.load import load
 from conf.text import ConfigError
 from flows.doctor_data import Kind
 from flows.fingerprint import inputs, packages
+from mempo import own
 from mempo.config import Experiment
 from tasks.connection import OUTAGE, first_line
 from tasks.records import git_commit
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from tasks.tracking import Tracker
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
-TOLERANCE = 1e-6  # beyond rounding of what is printed and read back; bit-equal runs differ by 0
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,11 @@ def _compare(
         if then.get(setting) != now.get(setting):
             what = now.get(setting, "")[:12] or "not there"
             changed.append(f"{setting}: {then.get(setting, '')[:12] or 'none'} then, {what} now")
+    for setting, code in own.digests(experiment).items():
+        if (recorded := tags.get(f"mempo.own.{setting}")) != code:
+            changed.append(
+                f"{setting}: its file was {(recorded or 'none')[:12]}, is {code[:12]} now"
+            )
     old, new = (dict(_split(line) for line in text.splitlines()) for text in (listed, packages()))
     differing = [name for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
     facts.append(f"packages       {len(old)}, in packages.txt of the run")
@@ -99,7 +104,7 @@ def _compare(
 
 
 def differences(curves: pd.DataFrame, first: str, second: str) -> tuple[int, list[str]]:
-    """Points of two runs compared: how many, and a line for every metric that differs.
+    """Points of two runs compared, exactly: how many, and a line for every metric that differs.
 
     curves: run_id, iteration, metric, value. Times are left out: they are never the same.
     """
@@ -109,12 +114,13 @@ def differences(curves: pd.DataFrame, first: str, second: str) -> tuple[int, lis
     gap = (table[first] - table[second]).abs()
     lines = []
     for metric, gaps in gap.groupby("metric"):
+        parts = []
         if missing := int(gaps.isna().sum()):
-            lines.append(f"{metric}: {missing} of {len(gaps)} points are in one run only")
-        if differing := int((gaps > TOLERANCE).sum()):
-            lines.append(
-                f"{metric}: {differing} of {len(gaps)} points differ, at most by {gaps.max():.3g}"
-            )
+            parts.append(f"{missing} of {len(gaps)} points are in one run only")
+        if differing := int((gaps > 0).sum()):
+            parts.append(f"{differing} of {len(gaps)} points differ, at most by {gaps.max():.3g}")
+        if parts:
+            lines.append(f"{metric}: {'; '.join(parts)}")
     return len(table), lines
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from flows.exporting import check_target, export
 from flows.progress import say
+from flows.shell import stay_offline
 from mempo.config import Experiment, Tracking
 
 if TYPE_CHECKING:
@@ -139,6 +140,7 @@ def reproduce(run_id: str, tracking: Tracking) -> list[str]:
     for line in origin.changed:
         print(f"CHANGED  {line}")
     experiment = origin.experiment.model_copy(update={"tracking": tracking})
+    stay_offline(experiment.policy.model, experiment.agent.embedding_model)
     with services(experiment, origin.kind):
         from flows.evaluate import evaluate
         from flows.sft import sft
@@ -149,7 +151,7 @@ def reproduce(run_id: str, tracking: Tracking) -> list[str]:
     tracker.set_tags(again.run_id, {"mempo.reproduces": run_id})
     points, lines = differences(tracker.curves([run_id, again.run_id]), run_id, again.run_id)
     print(f"{points} points of {run_id} compared with those of {again.run_id}, times aside:")
-    print("\n".join(lines) or "all are equal")
+    print("\n".join(lines) or "all are equal, to the last bit")
     return lines
 
 

@@ -284,8 +284,8 @@ def _why_not(output: str, exit_code: int | None, folder: Path) -> str:
     if "No such revision" in output or "Can't locate revision" in output:
         return (
             f"the Prefect server did not start: {folder / 'prefect.db'} was written by a newer "
-            f"Prefect than this one ({version('prefect')}); install that, or move {folder} away "
-            "(it holds Prefect's pages of earlier runs, MLflow's stay)"
+            f"Prefect than {version('prefect')}; move {folder} away (it holds Prefect's pages of "
+            "earlier runs, MLflow's stay), or use an environment with that Prefect"
         )
     how = f"within {_START_TIMEOUT_S:.0f} s" if exit_code is None else f"(exit code {exit_code})"
     lines = [line for line in output.strip().splitlines() if line.strip()]

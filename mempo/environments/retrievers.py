@@ -207,6 +207,10 @@ class _Server:
                 if isinstance(error, httpx.ReadTimeout):
                     break  # it is there and too slow: asking again would only add to its load
                 continue
+            except httpx.DecodingError as error:
+                raise _Refused(
+                    f"environment.retriever_url: {self._url} sent what cannot be unpacked ({error})"
+                ) from error
             if response.status_code in _BUSY:
                 trouble = f"HTTP {response.status_code}"
                 continue
@@ -217,17 +221,26 @@ class _Server:
         )
 
     def _bounded(self, request: Mapping[str, Any]) -> httpx.Response:
-        """The whole response; _Refused where it is too long, or takes too long to come."""
+        """The whole response.
+
+        Raises:
+            _Refused: it is too long; fewer queries at once may fit.
+            ToolError: it takes too long to come; asking again would only take longer.
+        """
         end = time.monotonic() + _REPLY_S
         content = bytearray()
         with self._client.stream("POST", self._url, json=dict(request)) as response:
             for chunk in response.iter_bytes():
                 content += chunk
-                if len(content) > _REPLY_BYTES or time.monotonic() > end:
+                if len(content) > _REPLY_BYTES:
                     raise _Refused(
                         f"environment.retriever_url: {self._url} sends more than "
-                        f"{_REPLY_BYTES / 2**20:g} MiB, or for longer than {_REPLY_S:g} s, in one "
-                        "reply; lower environment.top_k, or mend the server"
+                        f"{_REPLY_BYTES / 2**20:g} MiB in one reply; lower environment.top_k"
+                    )
+                if time.monotonic() > end:
+                    raise ToolError(
+                        f"environment.retriever_url: {self._url} was still sending its reply after "
+                        f"{_REPLY_S:g} s; it is too slow to be of use"
                     )
         return httpx.Response(
             response.status_code, content=bytes(content), request=response.request

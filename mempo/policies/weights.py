@@ -50,7 +50,8 @@ def check_arrival(
 
     The digest proves that the right bytes came, the probe that the engine computes with them: an
     engine that packs or fuses weights may have kept a copy of old ones. exact (float32): the
-    audit's bound on the largest difference; else (bfloat16) `PROBE_SHARE` bounds the mean.
+    audit's bound on the largest difference; else (bfloat16) `PROBE_SHARE` bounds the mean, which
+    shows a policy of many updates ago or another one, not the update before.
 
     Raises:
         WeightsError: naming the version and what differs.
@@ -61,6 +62,8 @@ def check_arrival(
             f"{proof.digest[:12]} in the learner"
         )
     gap = np.nan_to_num(np.abs(np.asarray(logprobs) - proof.logprobs), nan=np.inf)
+    if not np.isfinite(proof.logprobs).all():
+        raise WeightsError(f"weights of version {version}: the learner's own probe is not finite")
     value, bound, name = gap.max(), settings.max_diff, "audit.max_diff ="
     if not exact:
         size = np.abs(proof.logprobs).mean()

@@ -113,7 +113,7 @@ def test_a_database_of_a_later_prefect_is_told(monkeypatch, no_server_configured
         database.execute("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)")
         database.execute("INSERT INTO alembic_version VALUES ('of-a-later-one')")
     database.close()
-    told = r"prefect.db was written by a newer Prefect .*; install that, or move .*prefect away"
+    told = r"prefect.db was written by a newer Prefect than .*; move .*prefect away"
     with pytest.raises(RuntimeError, match=told), prefect_server(lambda line: None):
         pass
 

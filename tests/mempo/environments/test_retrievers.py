@@ -296,14 +296,21 @@ def test_a_server_that_is_there_and_too_slow_is_asked_once(serve, client, answer
 
 
 @BOTH_CLIENTS
-@pytest.mark.parametrize(("limit", "value"), [("_REPLY_BYTES", 20), ("_REPLY_S", -1.0)])
-def test_a_reply_is_bounded_in_size_and_time(serve, client, answer, monkeypatch, limit, value):
+def test_a_reply_is_bounded_in_size(serve, client, answer, monkeypatch):
     server = serve(answer)
     assert not isinstance(client(server.url).search(["a"], 1)[0], ToolError)
-    monkeypatch.setattr(f"mempo.environments.retrievers.{limit}", value)
+    monkeypatch.setattr("mempo.environments.retrievers._REPLY_BYTES", 20)
     [found] = client(server.url).search(["a"], 1)
     assert isinstance(found, ToolError)
     assert "in one reply; lower environment.top_k" in str(found)
+
+
+def test_a_reply_that_trickles_is_given_up_and_not_asked_for_again(serve, monkeypatch):
+    monkeypatch.setattr("mempo.environments.retrievers._REPLY_S", -1.0)
+    server = serve(search_r1)
+    found = impatient_search_r1(server.url).search(["a", "b", "c", "d"], 1)
+    assert all("too slow to be of use" in str(one) for one in found)
+    assert len(server.asked) == 1
 
 
 @BOTH_CLIENTS
