@@ -9,8 +9,8 @@ from flows.recording import RunResult, method_name, recorded
 from flows.report import log_report
 from mempo.config import Experiment
 from tasks import stages
+from tasks.environment import pick_threads
 from tasks.placement import rl_models
-from tasks.services import pick_threads
 
 
 @flow(name="evaluate", task_runner=stages.ray_runner(), persist_result=False)

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 def services(experiment: Experiment, kind: Kind = "train") -> Iterator[None]:
     """Preflight, then a Prefect server and a Ray for the block; runs of dead processes closed."""
     from flows.doctor import preflight
-    from tasks.services import connect_ray, prefect_server, shutdown_ray
+    from tasks.prefect_server import prefect_server
+    from tasks.ray_cluster import connect_ray, shutdown_ray
     from tasks.tracking import Tracker
 
     preflight(experiment, kind)

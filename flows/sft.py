@@ -12,7 +12,7 @@ from flows.report import log_report
 from mempo.config import Experiment
 from mempo.evaluation.metrics import usd
 from tasks import placement, stages, store
-from tasks.services import pick_threads
+from tasks.environment import pick_threads
 
 
 @flow(name="sft", task_runner=stages.ray_runner(), persist_result=False)

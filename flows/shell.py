@@ -65,7 +65,7 @@ def _stop(*_: object) -> None:
 
 def _be_quiet() -> None:
     """Defaults of the environment, for this process and those it starts; nothing phones home."""
-    from tasks.services import QUIET
+    from tasks.environment import QUIET
 
     defaults = {
         **QUIET,

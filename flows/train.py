@@ -13,8 +13,8 @@ from flows.resuming import last_checkpoint
 from flows.training import Training
 from mempo.config import Experiment
 from tasks import stages
+from tasks.environment import pick_threads
 from tasks.placement import ModelLost, rl_models
-from tasks.services import pick_threads
 
 
 @flow(name="train", task_runner=stages.ray_runner(), persist_result=False)

@@ -1,50 +1,25 @@
-"""The services around a run: one Prefect server per command, one Ray, and how many threads.
-
-with prefect_server():
-    connect_ray(cluster, env)
-    try:
-        ...  # flows whose RayTaskRunner finds Ray connected and uses it
-    finally:
-        shutdown_ray()
-"""
+"""One Prefect server per command: the one that is configured, or one of the command's own."""
 
 from __future__ import annotations
 
-import logging
 import os
-import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
 
 import httpx
 
-from mempo.config import Cluster
 from tasks import store
-from tasks.ray_address import check_ray, same_ray
-
-NAMESPACE = "mempo"
-OBJECT_STORE_BYTES = 256 * 2**20  # between tasks go paths, so the store holds little
+from tasks.environment import QUIET
 
 _HEALTH_TIMEOUT_S = 10.0
 _START_TIMEOUT_S = 300.0  # migrations of a fresh database on a busy machine
-
-# Quiet, and nothing is sent to anybody.
-QUIET = {
-    "DO_NOT_TRACK": "1",
-    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-    "VLLM_NO_USAGE_STATS": "1",
-}
 
 
 def configured_prefect_url() -> str:
@@ -101,141 +76,6 @@ def check_prefect(url: str) -> None:
             f"PREFECT_API_URL: {url}/health answers {reply.status_code}, so it is no healthy "
             f"Prefect API; the address ends in /api; {cure}"
         )
-
-
-def worker_env(cluster: Cluster) -> dict[str, str]:
-    """Environment of every Ray worker: addresses, threads, an allocator that keeps its pages.
-
-    Workers of a local Ray search modules where this process does; those of another Ray, on
-    machines with folders of their own, where that Ray was started to.
-    """
-    threads = str(pick_threads(cluster))
-    env = {
-        **QUIET,
-        # A worker may be stopped right after its last line; Prefect would wait two seconds.
-        "PREFECT_LOGGING_TO_API_BATCH_INTERVAL": "0.2",
-        "OMP_NUM_THREADS": threads,
-        "MKL_NUM_THREADS": threads,
-        # Threads that wait must sleep: where cores are shared, spinning ones cost a factor of ten.
-        "OMP_WAIT_POLICY": "PASSIVE",
-        # Without these glibc returns freed tensors to the system and faults them in again.
-        "MALLOC_MMAP_THRESHOLD_": str(2**30),
-        "MALLOC_TRIM_THRESHOLD_": str(2**32),
-        "MALLOC_TOP_PAD_": str(2**26),
-    }
-    passed_on = ("PREFECT_", "MLFLOW_", "MEMPO_", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
-    env |= {name: value for name, value in os.environ.items() if name.startswith(passed_on)}
-    if not cluster.address:  # here they find what this process finds, functions of one's own too
-        env["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(map(os.path.abspath, sys.path)))
-    # An active run of the driver's shell must not adopt what a worker logs.
-    env.pop("MLFLOW_RUN_ID", None)
-    return env
-
-
-def connect_ray(cluster: Cluster, env: Mapping[str, str] | None = None) -> str:
-    """Start a local Ray, or join the one at `cluster.address`; returns the head's host:port.
-
-    `env` adds to `worker_env` for every worker. A wrong address is an error: nothing here falls
-    back on a private Ray.
-
-    Raises:
-        ValueError: `cluster.address` is malformed, 'auto' or unreachable, or is not a Ray.
-        RuntimeError: this process is connected to a Ray already.
-    """
-    if cluster.address:
-        check_ray(cluster.address)
-    # Read when ray is imported: `uv run` must not make each worker build an environment.
-    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    import ray
-
-    if ray.is_initialized():
-        raise RuntimeError("this process is connected to a Ray already; call shutdown_ray() first")
-    runtime_env = {"env_vars": {**worker_env(cluster), **(env or {})}}
-    with _own_sigterm():
-        return _connect(cluster, runtime_env)
-
-
-@contextmanager
-def _own_sigterm() -> Iterator[None]:
-    """Ray takes SIGTERM for itself and would exit at once: a handler that was there stays."""
-    handler = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        if callable(handler) and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, handler)
-
-
-def _connect(cluster: Cluster, runtime_env: dict[str, Any]) -> str:
-    import ray
-
-    if not cluster.address:
-        # It warns that a token guards this Ray, as is its default and right.
-        logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
-        ray.init(
-            address="local",  # never a Ray that RAY_ADDRESS or a file of an old session names
-            num_cpus=cluster.cpus or available_cores(),
-            include_dashboard=False,
-            object_store_memory=OBJECT_STORE_BYTES,
-            namespace=NAMESPACE,
-            runtime_env=runtime_env,
-            logging_level=logging.WARNING,
-        )
-        return ray.get_runtime_context().gcs_address
-    try:
-        ray.init(
-            address=cluster.address,
-            namespace=NAMESPACE,
-            runtime_env=runtime_env,
-            logging_level=logging.WARNING,
-        )
-        joined = ray.get_runtime_context().gcs_address
-    except Exception as error:
-        ray.shutdown()
-        reason = " ".join(str(error).split())[:300]
-        raise ValueError(
-            f"cluster.address: cannot join the Ray at {cluster.address} ({type(error).__name__}: "
-            f"{reason}); host:port wants the head's GCS port (6379) and a node of the cluster, "
-            "ray://host:10001 its client port; a cluster with tokens wants RAY_AUTH_TOKEN"
-        ) from error
-    if not same_ray(cluster.address, joined, ray.util.get_node_ip_address()):
-        ray.shutdown()
-        raise ValueError(
-            f"cluster.address: asked for {cluster.address}, but joined {joined}; "
-            "give the head's own address"
-        )
-    return joined
-
-
-def shutdown_ray() -> None:
-    """Leave Ray; a local one ends. Harmless where none is connected."""
-    import ray
-
-    ray.shutdown()
-
-
-def available_cores() -> int:
-    """Cores this process may use: those of its affinity mask, within its container's quota."""
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
-    else:
-        cores = os.cpu_count() or 1
-    quota = Path("/sys/fs/cgroup/cpu.max")
-    if quota.is_file():
-        limit, period = quota.read_text().split()[:2]
-        if limit != "max":
-            cores = min(cores, max(1, int(limit) // int(period)))
-    return cores
-
-
-def pick_threads(cluster: Cluster) -> int:
-    """Threads of one actor's computation: `cluster.threads`, or cores / parallel runs, >= 1.
-
-    The load of the moment is not asked: the number of threads changes the last bits of sums, and
-    a resumed run must get the number it had.
-    """
-    return cluster.threads or max(1, (cluster.cpus or available_cores()) // cluster.parallel)
 
 
 @contextmanager
