@@ -2,7 +2,7 @@
 # make demo SCRATCH=1  the same from a cold start of your own (some minutes more)
 # make test            lint, types and tests
 # make lint            lint and types only
-# make ui              Prefect's and MLflow's pages over the runs, until Ctrl-C
+# make ui              Prefect, MLflow, a Ray head and a worker (mempo up); .venv/bin/mempo down ends them
 # make clean           removes .venv and caches; runs and models stay
 .POSIX:
 .PHONY: demo test lint ui clean install
@@ -34,7 +34,7 @@ lint: $(VENV)/.installed-test
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 ui: $(VENV)/.installed
-	@$(BIN)/mempo ui
+	@$(BIN)/mempo up
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from prefect import flow
 
+from flows.connecting import connected
 from flows.progress import say
 from flows.recording import Record, RunResult, method_name, recorded
 from flows.report import log_report
@@ -40,9 +41,12 @@ def train(
             had; `experiment` is its configuration.
     """
     label = name or method or method_name(experiment)
-    with recorded(
-        experiment, "train", name=name, parent=parent, method=method, tags=tags, resume=resume
-    ) as record:
+    with (
+        connected([experiment]),
+        recorded(
+            experiment, "train", name=name, parent=parent, method=method, tags=tags, resume=resume
+        ) as record,
+    ):
         say(f"MLflow run {record.run_id}", label)
         try:
             result = _train(experiment, record, label)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from typing import Any
 
 from mempo.config import Cluster
 from tasks.environment import available_cores, worker_env
-from tasks.ray_address import check_ray, same_ray
+from tasks.ray_address import LOCAL_HOSTS, check_ray, same_ray, split_address
 
 NAMESPACE = "mempo"
 OBJECT_STORE_BYTES = 256 * 2**20  # between tasks go paths, so the store holds little
@@ -66,6 +67,7 @@ def _connect(cluster: Cluster, runtime_env: dict[str, Any]) -> str:
     if not cluster.address:
         # It warns that a token guards this Ray, as is its default and right.
         logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
+        _stay_on_loopback(True)
         ray.init(
             address="local",  # never a Ray that RAY_ADDRESS or a file of an old session names
             num_cpus=cluster.cpus or available_cores(),
@@ -76,6 +78,7 @@ def _connect(cluster: Cluster, runtime_env: dict[str, Any]) -> str:
             logging_level=logging.WARNING,
         )
         return ray.get_runtime_context().gcs_address
+    _stay_on_loopback(_on_loopback(cluster.address))
     try:
         ray.init(
             address=cluster.address,
@@ -99,6 +102,32 @@ def _connect(cluster: Cluster, runtime_env: dict[str, Any]) -> str:
             "give the head's own address"
         )
     return joined
+
+
+def _stay_on_loopback(only: bool) -> None:
+    """Whether Ray's processes listen on 127.0.0.1 only; by default they do on all interfaces.
+
+    Ray decides by a switch that it reads when it is imported, so the value is set, too; what it
+    starts reads the variable.
+    """
+    from ray._private import ray_constants
+
+    os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0" if only else "1"
+    ray_constants.ENABLE_RAY_CLUSTER = not only
+
+
+def _on_loopback(address: str) -> bool:
+    """Whether the head at `address` is on this machine and listens on its loopback alone."""
+    host, port, is_client = split_address(address)
+    if is_client or host not in LOCAL_HOSTS:
+        return False
+    import ray
+
+    try:
+        with socket.create_connection((ray.util.get_node_ip_address(), port), timeout=2.0):
+            return False
+    except OSError:
+        return True
 
 
 def shutdown_ray() -> None:
