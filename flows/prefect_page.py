@@ -49,7 +49,12 @@ def describe(tags: Mapping[str, str], tracker: Tracker, run_id: str) -> None:
         before = client.read_flow_run(UUID(own_id)).tags
         client.update_flow_run(UUID(own_id), tags=list(dict.fromkeys([*before, *shown])))
     if url := run_url(tracker, run_id):
-        create_link_artifact(url, link_text=f"MLflow run {run_id}", key=f"mlflow-{run_id[:8]}")
+        create_link_artifact(
+            url,
+            link_text=f"MLflow run {run_id}",
+            key=f"mlflow-{run_id[:8]}",
+            description="The run's record: metrics, settings, checkpoints, report.",
+        )
 
 
 def run_url(tracker: Tracker, run_id: str) -> str:

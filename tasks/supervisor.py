@@ -50,13 +50,19 @@ def log_of(name: str) -> Path:
     return folder() / "logs" / f"{name}.log"
 
 
+def state() -> dict[str, Any] | None:
+    """pid, birth and addresses of the supervisor of this MEMPO_HOME; None where none runs."""
+    try:
+        found = json.loads((folder() / "services.json").read_text())
+    except (OSError, json.JSONDecodeError):
+        return None
+    return found if processes.birth(found["pid"]) == found["born"] else None
+
+
 def running() -> dict[str, str]:
     """The address of each service by name; empty where no supervisor of this MEMPO_HOME runs."""
-    try:
-        state = json.loads((folder() / "services.json").read_text())
-    except (OSError, json.JSONDecodeError):
-        return {}
-    return state["addresses"] if processes.birth(state["pid"]) == state["born"] else {}
+    found = state()
+    return found["addresses"] if found else {}
 
 
 def mlflow_address() -> str:
@@ -87,9 +93,9 @@ def start(services: Sequence[Service], timeout_s: float, say: Callable[[str], No
     supervisor.stdin.write(json.dumps(told).encode())
     supervisor.stdin.close()
     addresses = {service.name: service.address for service in services}
-    state = {"pid": supervisor.pid, "born": processes.birth(supervisor.pid), "addresses": addresses}
+    born = processes.birth(supervisor.pid)
     aside = folder() / "services.json.partial"
-    aside.write_text(json.dumps(state))
+    aside.write_text(json.dumps({"pid": supervisor.pid, "born": born, "addresses": addresses}))
     aside.rename(folder() / "services.json")
     try:
         _wait_healthy(services, supervisor, timeout_s, say)
@@ -142,10 +148,11 @@ def stop() -> bool:
     """
     import psutil
 
-    if not running():
+    found = state()
+    if found is None:
         (folder() / "services.json").unlink(missing_ok=True)
         return False
-    supervisor = psutil.Process(json.loads((folder() / "services.json").read_text())["pid"])
+    supervisor = psutil.Process(found["pid"])
     flows = [
         child
         for process in supervisor.children(recursive=True)
@@ -210,7 +217,7 @@ def run_after(url: str, command: Sequence[str]) -> None:
     """Become `command` once `url` answers."""
     while not answers(url):
         time.sleep(POLL_S)
-    os.execv(command[0], command)
+    os.execv(command[0], list(command))
 
 
 def answers(url: str) -> bool:
