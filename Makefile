@@ -21,6 +21,10 @@ CONSTRAINTS_CUDA = infra/constraints-cuda.txt
 TIDY = $(BIN)/python -c 'import torchvision' 2>/dev/null || \
 	$(BIN)/python -m pip uninstall --yes --quiet torchvision torchaudio torchcodec
 
+UV = $(BIN)/uv
+COMPILE = $(UV) pip compile --quiet --no-annotate --custom-compile-command 'make lock' \
+	--python-version 3.11 --python-platform x86_64-manylinux_2_28
+
 demo: $(VENV)/.installed
 	@if [ "$(SCRATCH)" = 1 ]; then \
 		$(BIN)/mempo sft --preset demo --out models/atlas-sft-scratch && \
@@ -42,9 +46,6 @@ lint: $(VENV)/.installed-test
 # which is on torch's own index: for resolving, torch is torch, and what is tidied away after the
 # install stays out (each names its torch itself). The lock of the CUDA image holds the same versions
 # where its packages allow them, and else keeps its own.
-UV = $(BIN)/uv
-COMPILE = $(UV) pip compile --quiet --no-annotate --custom-compile-command 'make lock' \
-	--python-version 3.11 --python-platform x86_64-manylinux_2_28
 lock: $(VENV)/.installed
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet uv==0.13.9
 	echo 'torch==2.13.0' | $(COMPILE) $(UPGRADE:1=--upgrade) --override - \

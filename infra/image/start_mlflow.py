@@ -35,7 +35,7 @@ NEEDED = (
 
 
 def missing(env: Mapping[str, str]) -> list[str]:
-    """Names of settings that are unset or empty: with one of them empty, a door would stand open."""
+    """Names of settings that are unset or empty: with one empty, a door would stand open."""
     return [name for name in NEEDED if not env.get(name)]
 
 
