@@ -3,7 +3,7 @@
 # make test            lint, types and tests
 # make lint            lint and types only
 # make lock            pins anew what pyproject.toml asks for; UPGRADE=1: at the newest versions
-# make ui              Prefect's and MLflow's pages over the runs, until Ctrl-C
+# make ui              Prefect, MLflow, a Ray head and a worker (mempo up); .venv/bin/mempo down ends them
 # make clean           removes .venv and caches; runs and models stay
 .POSIX:
 .PHONY: demo test lint lock ui clean install
@@ -58,7 +58,7 @@ lock: $(VENV)/.installed
 		-o $(CONSTRAINTS_CUDA)
 
 ui: $(VENV)/.installed
-	@$(BIN)/mempo ui
+	@$(BIN)/mempo up
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

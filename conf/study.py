@@ -47,6 +47,11 @@ class Study:
     best: Best | None = None
     baseline: str = ""  # the method that differences are to; empty: GRPO
 
+    @property
+    def checked(self) -> list[Experiment]:
+        """One experiment for each that needs checks of its own: seeds need none."""
+        return list({(c.variant, c.start): c.experiment for c in self.children}.values())
+
 
 def studies() -> dict[str, str]:
     """Every study that ships, by name, with its description."""

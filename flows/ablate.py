@@ -11,6 +11,7 @@ from prefect import flow
 
 from conf.study import Study
 from flows.children import run_children
+from flows.connecting import connected
 from flows.plan import PLAN, plan_of, plan_tags
 from flows.progress import say
 from flows.recording import Record, RunResult, recorded
@@ -36,6 +37,11 @@ class AblationResult:
     name="ablate", task_runner=stages.ray_runner(), persist_result=False, validate_parameters=False
 )
 def ablate(study: Study, resume: str = "", command: str = "") -> AblationResult:
+    """`run_study` as a flow of a command."""
+    return run_study(study, resume, command)
+
+
+def run_study(study: Study, resume: str = "", command: str = "") -> AblationResult:
     """Run every child of a study; `cluster.parallel` of them side by side.
 
     A failed child is reported and the others go on; only if all fail the flow fails. What is cut
@@ -48,9 +54,17 @@ def ablate(study: Study, resume: str = "", command: str = "") -> AblationResult:
         command: how a person started this, for the line that says how to go on.
     """
     first = study.children[0].experiment
-    with recorded(
-        first, "ablate", name=study.name, method=study.name, tags=plan_tags(study), resume=resume
-    ) as record:
+    with (
+        connected(study.checked),
+        recorded(
+            first,
+            "ablate",
+            name=study.name,
+            method=study.name,
+            tags=plan_tags(study),
+            resume=resume,
+        ) as record,
+    ):
         tracker, run_id = record.tracker, record.run_id
         if not resume:
             tracker.log_text(run_id, json.dumps(plan_of(study)), PLAN)

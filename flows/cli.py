@@ -10,9 +10,10 @@ import sys
 
 import typer
 
-from flows.commands_around import doctor, fetch, ui
+from flows.commands_around import doctor, fetch
 from flows.commands_compare import ablate, report, reproduce
 from flows.commands_run import evaluate, export, sft, train
+from flows.commands_services import deploy, down, serve, up
 from flows.listing import Command, Commands
 
 app = typer.Typer(
@@ -40,7 +41,7 @@ def _mempo() -> None:
       mempo doctor                     is everything there that a run needs?
       mempo ablate demo                GRPO and MemPO from one start, and a page that compares them
       mempo train --set loss.clip=0.3  one run of the demo, with another clip range
-      mempo ui                         look at the runs in the browser
+      mempo up                         Prefect and MLflow in the browser: start runs, compare them
 
     Everything that runs leave lies under MEMPO_HOME (default: ./runs).
     """
@@ -51,7 +52,7 @@ for _function in (train, sft, evaluate, ablate):
 for _function in (report, reproduce):
     app.command()(_function)
 app.command(cls=Command)(doctor)
-for _function in (export, fetch, ui):
+for _function in (export, fetch, up, down, serve, deploy):
     app.command()(_function)
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`mempo doctor`, `fetch` and `ui`: what stands around runs."""
+"""`mempo doctor` and `fetch`: what stands around runs."""
 
 from __future__ import annotations
 
@@ -70,17 +70,3 @@ def fetch(
         except FetchError as error:  # no fault of what was typed
             complain(str(error))
             raise typer.Exit(1) from error
-
-
-def ui(
-    prefect_port: Annotated[int, typer.Option(metavar="N", help="Port of Prefect's UI.")] = 4200,
-    mlflow_port: Annotated[int, typer.Option(metavar="N", help="Port of MLflow's UI.")] = 5000,
-) -> None:
-    """Show the runs in the browser, until Ctrl-C.
-
-    Starts Prefect's UI and MLflow's server over what lies under MEMPO_HOME.
-    """
-    with command():
-        from flows.ui import serve
-
-        serve(prefect_port, mlflow_port)

@@ -177,7 +177,7 @@ def report(
             run.report(runs, folder, experiment, into, baseline or "")
         except MlflowException as error:
             raise ConfigError(
-                f"report: {error}; `mempo ui` shows the runs and their ids"
+                f"report: {error}; `mempo up` shows the runs and their ids"
             ) from error
 
 

@@ -23,8 +23,9 @@ from flows.doctor_tracking import check_tracking
 from mempo import own
 from mempo.config import Cluster, Experiment
 from tasks import store
+from tasks.environment import available_cores, pick_threads
+from tasks.prefect_server import check_prefect
 from tasks.ray_address import LOCAL_HOSTS, check_ray, split_address
-from tasks.services import available_cores, check_prefect, pick_threads
 
 
 class PreflightError(ValueError):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from prefect import flow
 
+from flows.connecting import connected
 from flows.evaluation import evaluate_policy
 from flows.recording import RunResult, method_name, recorded
 from flows.report import log_report
 from mempo.config import Experiment
 from tasks import stages
+from tasks.environment import pick_threads
 from tasks.placement import rl_models
-from tasks.services import pick_threads
 
 
 @flow(name="evaluate", task_runner=stages.ray_runner(), persist_result=False)
@@ -21,6 +22,7 @@ def evaluate(
     experiment = experiment.model_copy(update={"iterations": 0})
     label = name or method or method_name(experiment)
     with (
+        connected([experiment], "evaluate"),
         recorded(experiment, "evaluate", name=name, parent=parent, method=method) as record,
         rl_models(experiment, pick_threads(experiment.cluster)) as models,
     ):

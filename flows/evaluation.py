@@ -8,6 +8,7 @@ from math import isnan
 from pathlib import Path
 from typing import Any
 
+from flows.prefect_page import show_evaluation
 from flows.progress import say, warn_cut_off
 from flows.recording import Record
 from mempo.config import Experiment
@@ -61,6 +62,7 @@ def evaluate_policy(
         "time/evaluate_s": time.monotonic() - start,
     }
     record.log({**metrics, **spent}, step)
+    show_evaluation(metrics, record.run_id)
     record.tracker.log_text(record.run_id, json.dumps(tasks), "evaluation/tasks.json")
     record.tracker.log_text(record.run_id, json.dumps(shown), "evaluation/trajectories.json")
     _log_traces(experiment, record, models, folder)

@@ -28,7 +28,7 @@ def find_checkpoint(name: str) -> Path:
     if not (found := complete(store.run_folder(name) / "checkpoints")):
         raise ConfigError(
             f"'{name}' is neither a folder nor a run with a checkpoint under {store.home()}; "
-            "`mempo ui` shows the runs and their ids"
+            "`mempo up` shows the runs and their ids"
         )
     best = read_state(_readable(found[-1]))["experiment"]["checkpoint"]["best"]
     return _readable(best_of(found, best) or found[-1])

@@ -114,7 +114,7 @@ def run_to_resume(tracker: Tracker, study: Study, resume: str) -> str:
         run = next((run for run in runs if run.run_id == resume), None) or tracker.run_info(resume)
     except OUTAGE as error:
         raise ValueError(
-            f"--resume {resume}: {first_line(error)}; `mempo ui` shows the runs and their ids"
+            f"--resume {resume}: {first_line(error)}; `mempo up` shows the runs and their ids"
         ) from error
     if run.kind != "ablate":
         kind = f"a run of kind {run.kind!r}" if run.kind else "a run of something else"

@@ -15,8 +15,19 @@ def say(line: str, label: str = "") -> None:
     """Print one line with the minutes since the start; safe from several threads."""
     seconds = int(time.monotonic() - _start)
     prefix = f"[{seconds // 60:3d}:{seconds % 60:02d}] "
+    text = (f"{label}: " if label else "") + line
     with _lock:
-        print(prefix + (f"{label}: " if label else "") + line, file=sys.stderr, flush=True)
+        print(prefix + text, file=sys.stderr, flush=True)
+    _log(text)
+
+
+def _log(text: str) -> None:
+    """The line in the flow run's own log, which Prefect's page shows."""
+    context = sys.modules.get("prefect.context")  # slow to import, and no flow runs without it
+    if context is not None and context.FlowRunContext.get() is not None:
+        from prefect.logging import get_run_logger
+
+        get_run_logger().info(text)
 
 
 def warn_cut_off(share: float, what: str, label: str = "") -> None:

@@ -12,6 +12,7 @@ from prefect.runtime import flow_run
 
 from conf.load import flatten, sha256, to_yaml
 from flows.fingerprint import inputs, packages
+from flows.prefect_page import describe
 from mempo import own
 from mempo.config import Experiment
 from tasks import store
@@ -104,6 +105,7 @@ def recorded(
         },
         parent=parent or None,
     )
+    describe(tracker.run_info(run_id).tags, tracker, run_id)
     record = Record(tracker, run_id)
     record.folder.mkdir(parents=True, exist_ok=True)
     aside = record.folder / "config.yaml.partial"  # whole or not there: a resume reads it

@@ -46,7 +46,7 @@ def origin_of(tracker: Tracker, run_id: str) -> Origin:
         run = tracker.run_info(run_id)
     except OUTAGE as error:
         raise ConfigError(
-            f"reproduce {run_id}: {first_line(error)}; `mempo ui` shows the runs and their ids"
+            f"reproduce {run_id}: {first_line(error)}; `mempo up` shows the runs and their ids"
         ) from error
     kind: Kind | None = next((k for k in KINDS if k == run.kind), None)
     if kind is None:

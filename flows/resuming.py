@@ -101,7 +101,7 @@ def run_to_resume(tracker: Tracker, experiment: Experiment, resume: str) -> str:
         run = tracker.run_info(resume)
     except OUTAGE as error:
         raise ValueError(
-            f"--resume {resume}: {first_line(error)}; `mempo ui` shows the runs and their ids"
+            f"--resume {resume}: {first_line(error)}; `mempo up` shows the runs and their ids"
         ) from error
     if run.kind != "train":
         raise ValueError(

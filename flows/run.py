@@ -6,11 +6,10 @@ flows themselves.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flows.connecting import services
 from flows.exporting import check_target, export
 from flows.progress import say
 from flows.shell import stay_offline
@@ -19,27 +18,7 @@ from mempo.config import Experiment, Tracking
 if TYPE_CHECKING:
     from conf.study import Study
     from flows.ablate import AblationResult
-    from flows.doctor_data import Kind
     from flows.recording import RunResult
-
-
-@contextmanager
-def services(experiment: Experiment, kind: Kind = "train") -> Iterator[None]:
-    """Preflight, then a Prefect server and a Ray for the block; runs of dead processes closed."""
-    from flows.doctor import preflight
-    from tasks.services import connect_ray, prefect_server, shutdown_ray
-    from tasks.tracking import Tracker
-
-    preflight(experiment, kind)
-    for run_id in Tracker(experiment.tracking.uri, experiment.tracking.experiment).reap():
-        say(f"run {run_id} of a process that is gone was closed as KILLED")
-    with prefect_server(say):
-        say("Ray: joining ..." if experiment.cluster.address else "Ray: starting ...")
-        connect_ray(experiment.cluster)
-        try:
-            yield
-        finally:
-            shutdown_ray()
 
 
 def train(experiment: Experiment, resume: str = "") -> RunResult:
@@ -55,7 +34,7 @@ def train(experiment: Experiment, resume: str = "") -> RunResult:
         tracker = Tracker(experiment.tracking.uri, experiment.tracking.experiment)
         resume = run_to_resume(tracker, experiment, resume)
         say(f"going on with run {resume}")
-    with services(experiment):
+    with services([experiment]):
         from flows.train import train as flow
 
         result = flow(experiment, resume=resume)
@@ -69,7 +48,7 @@ def evaluate(experiment: Experiment, checkpoint: str | None = None) -> RunResult
     if checkpoint:
         update["policy"] = experiment.policy.model_copy(update={"model": checkpoint})
     experiment = experiment.model_copy(update=update)
-    with services(experiment, "evaluate"):
+    with services([experiment], "evaluate"):
         from flows.evaluate import evaluate as flow
 
         result = flow(experiment)
@@ -89,7 +68,7 @@ def sft(experiment: Experiment, out: Path | None = None) -> RunResult:
     if experiment.sft.model:
         policy = experiment.policy.model_copy(update={"model": experiment.sft.model})
         experiment = experiment.model_copy(update={"policy": policy})
-    with services(experiment, "sft"):
+    with services([experiment], "sft"):
         from flows.sft import sft as flow
 
         result = flow(experiment)
@@ -108,7 +87,6 @@ def ablate(study: Study, resume: str = "", command: str = "") -> AblationResult:
     `resume`: id of the study's run to go on with, or 'auto' for the newest that is not done;
     `command`: what was typed, for the line that says how to go on.
     """
-    from flows.doctor import preflight
     from flows.plan import run_to_resume
     from tasks.tracking import Tracker
 
@@ -116,9 +94,7 @@ def ablate(study: Study, resume: str = "", command: str = "") -> AblationResult:
     if resume:
         resume = run_to_resume(Tracker(tracking.uri, tracking.experiment), study, resume)
         say(f"going on with run {resume}")
-    for experiment in {(c.variant, c.start): c.experiment for c in study.children}.values():
-        preflight(experiment)
-    with services(study.children[0].experiment):
+    with services(study.checked):
         from flows.ablate import ablate as flow
 
         result = flow(study, resume, command)
@@ -141,7 +117,7 @@ def reproduce(run_id: str, tracking: Tracking) -> list[str]:
         print(f"CHANGED  {line}")
     experiment = origin.experiment.model_copy(update={"tracking": tracking})
     stay_offline(experiment.policy.model, experiment.agent.embedding_model)
-    with services(experiment, origin.kind):
+    with services([experiment], origin.kind):
         from flows.evaluate import evaluate
         from flows.sft import sft
         from flows.train import train

@@ -6,13 +6,15 @@ import time
 
 from prefect import flow
 
+from flows.connecting import connected
+from flows.prefect_page import Progress
 from flows.progress import say
 from flows.recording import RunResult, recorded
 from flows.report import log_report
 from mempo.config import Experiment
 from mempo.evaluation.metrics import usd
 from tasks import placement, stages, store
-from tasks.services import pick_threads
+from tasks.environment import pick_threads
 
 
 @flow(name="sft", task_runner=stages.ray_runner(), persist_result=False)
@@ -22,12 +24,14 @@ def sft(experiment: Experiment, name: str = "", parent: str = "") -> RunResult:
     cluster = experiment.cluster
     name = name or f"{experiment.preset}-sft"
     with (
+        connected([experiment], "sft"),
         recorded(experiment, "sft", name=name, parent=parent, method="SFT") as record,
         placement.sft_model(experiment, pick_threads(cluster)) as models,
     ):
         facts = placement.wait(models.learners[0].facts.remote(), cluster, "cold-start data")
         for fact, value in facts.items():
             say(f"{fact}: {value}", "cold start")
+        progress = Progress(total, "steps")
         for start in range(0, total, experiment.sft.chunk):
             stop = min(start + experiment.sft.chunk, total)
             begin = time.monotonic()
@@ -35,6 +39,7 @@ def sft(experiment: Experiment, name: str = "", parent: str = "") -> RunResult:
             metrics["time/train_s"] = time.monotonic() - begin
             metrics["cost/usd"] = usd(metrics, experiment.price)
             record.log(metrics, stop)
+            progress.show(stop)
             say(
                 f"step {stop}/{total}  loss {metrics['sft/loss']:.3f}  "
                 f"{metrics['time/train_s']:.0f} s",

@@ -42,7 +42,7 @@ def command() -> Iterator[None]:
             complain(str(error))
             raise typer.Exit(2) from error
         complain(f"{type(error).__name__}: {error}")
-        complain(f"`mempo ui` shows the run and its record; {DEBUG}=1 shows the traceback")
+        complain(f"`mempo up` shows the run and its record; {DEBUG}=1 shows the traceback")
         raise typer.Exit(1) from error
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -65,10 +65,12 @@ def _stop(*_: object) -> None:
 
 def _be_quiet() -> None:
     """Defaults of the environment, for this process and those it starts; nothing phones home."""
-    from tasks.services import QUIET
+    from flows.up import environment
+    from tasks.environment import QUIET
 
     defaults = {
         **QUIET,
+        **environment(),
         "MLFLOW_LOGGING_LEVEL": "WARNING",
         "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     }

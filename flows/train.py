@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from prefect import flow
 
+from flows.connecting import connected
 from flows.progress import say
 from flows.recording import Record, RunResult, method_name, recorded
 from flows.report import log_report
@@ -13,8 +14,8 @@ from flows.resuming import last_checkpoint
 from flows.training import Training
 from mempo.config import Experiment
 from tasks import stages
+from tasks.environment import pick_threads
 from tasks.placement import ModelLost, rl_models
-from tasks.services import pick_threads
 
 
 @flow(name="train", task_runner=stages.ray_runner(), persist_result=False)
@@ -40,9 +41,12 @@ def train(
             had; `experiment` is its configuration.
     """
     label = name or method or method_name(experiment)
-    with recorded(
-        experiment, "train", name=name, parent=parent, method=method, tags=tags, resume=resume
-    ) as record:
+    with (
+        connected([experiment]),
+        recorded(
+            experiment, "train", name=name, parent=parent, method=method, tags=tags, resume=resume
+        ) as record,
+    ):
         say(f"MLflow run {record.run_id}", label)
         try:
             result = _train(experiment, record, label)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.evaluation import evaluate_policy
+from flows.prefect_page import Progress
 from flows.progress import say, warn_cut_off
 from flows.recording import Record, RunResult
 from flows.resuming import Begun
@@ -50,6 +51,8 @@ class Training:
             self._go_on(begun)
         elif e.evaluate.before and last > 0:
             self._evaluate(0, f"{self.label}, before")
+        progress = Progress(last, "iterations")
+        progress.show(first)
         for done in range(first + 1, last + 1):
             metrics = self._iterate(done)
             measured: dict[str, float] = {}
@@ -62,6 +65,7 @@ class Training:
                     checkpoint = self._checkpoint(done, state)
             metrics = _with_total_time(metrics)
             self.record.log(metrics, done)
+            progress.show(done)
             say(_line(metrics, done, last), self.label)
         measured = self._evaluate(last, self.label)
         if checkpoint:

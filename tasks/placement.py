@@ -19,6 +19,8 @@ from mempo.config import Cluster, Experiment
 from tasks.learner_actors import ColdStart, Learner
 from tasks.sampler_actor import Sampler
 
+POLL_S = 2.0  # between looks at a cluster without room
+
 _live: set[Any] = set()  # actors that this process made and has not killed
 _stopping = threading.Event()
 _guard = threading.Lock()
@@ -84,14 +86,7 @@ def _placed(
     )
     made: list[Any] = []
     try:
-        if not group.wait(cluster.place_timeout_s):
-            free = ray.available_resources()
-            raise RuntimeError(
-                f"Ray has no room for {bundles} (CPUs, GPUs) after {cluster.place_timeout_s} s; "
-                f"free: {free.get('CPU', 0)} CPUs, {free.get('GPU', 0)} GPUs; lower "
-                "cluster.sampler_* and cluster.learner_*, or cluster.parallel, or raise "
-                "cluster.place_timeout_s"
-            )
+        _wait_for_room(group, bundles, cluster)
         for i, (cls, (cpus, gpus)) in enumerate(zip(classes, bundles, strict=True)):
             strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=i)
             actor = ray.remote(cls).options(
@@ -107,6 +102,35 @@ def _placed(
             _live.discard(actor)
             ray.kill(actor)
         remove_placement_group(group)
+
+
+def _wait_for_room(group: Any, bundles: list[tuple[float, float]], cluster: Cluster) -> None:
+    """Wait until the actors have their place.
+
+    What other runs hold comes free, so `cluster.timeout_s` is waited for it; what the whole
+    cluster lacks only while nodes may still join, `cluster.place_timeout_s`.
+
+    Raises:
+        RuntimeError: no room until then; names what was asked for and what is free.
+    """
+    begin = time.monotonic()
+    while not group.wait(POLL_S):
+        check_stop()
+        total = ray.cluster_resources()
+        busy = all(
+            sum(bundle[i] for bundle in bundles) <= total.get(unit, 0)
+            for i, unit in enumerate(("CPU", "GPU"))
+        )
+        name = "timeout_s" if busy else "place_timeout_s"
+        limit: int = getattr(cluster, name)
+        if time.monotonic() - begin > limit:
+            free = ray.available_resources()
+            raise RuntimeError(
+                f"Ray has no room for {bundles} (CPUs, GPUs) after {limit} s; "
+                f"free: {free.get('CPU', 0)} CPUs, {free.get('GPU', 0)} GPUs of "
+                f"{total.get('CPU', 0)} and {total.get('GPU', 0)}; lower cluster.sampler_* and "
+                f"cluster.learner_*, or cluster.parallel, or raise cluster.{name}"
+            )
 
 
 @contextmanager

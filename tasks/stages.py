@@ -7,12 +7,16 @@ stages go paths and a few numbers. Actor handles cannot be hashed, so caching is
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from prefect import task
+from httpx import HTTPError
+from prefect import State, task
 from prefect.cache_policies import NO_CACHE
+from prefect.logging import get_run_logger
+from prefect.task_runners import TaskRunner
 from prefect_ray import RayTaskRunner
 from prefect_ray.context import remote_options
 from ray.exceptions import RayError, RayTaskError
@@ -22,15 +26,54 @@ from tasks.actors import Metrics
 from tasks.placement import ModelLost, Models, check_stop, wait_all
 from tasks.sampler_actor import sampled_metrics, thrown
 
+RETRY_DELAY_S = 5
+
+
+class _ConnectedRunner(RayTaskRunner):
+    """Prefect's runner for Ray, except that the flow itself connects to Ray (flows/connecting.py).
+
+    Prefect enters the runner before the flow knows its configuration, and then a private Ray would
+    be started.
+    """
+
+    def __enter__(self) -> Self:
+        TaskRunner.__enter__(self)  # pyright: ignore[reportArgumentType]
+        self._owns_ray = False
+        return self
+
 
 def ray_runner() -> Any:
     """The task runner of every flow: it uses the Ray that this process is connected to."""
-    return RayTaskRunner()
+    return _ConnectedRunner()
 
 
-def stage(name: str) -> Callable[[Callable[..., Any]], Any]:
-    """A Prefect task that never caches, persists or retries: a stage is run once, by its flow."""
-    return task(name=name, cache_policy=NO_CACHE, persist_result=False, retries=0)
+def stage(name: str, *, retries: int = 0) -> Callable[[Callable[..., Any]], Any]:
+    """A Prefect task that never caches or persists.
+
+    `retries`: how often it is run again where a disk or the network failed; only for a stage that
+    leaves the models as they were. What a user or the code did wrong would fail again.
+    """
+    return task(
+        name=name,
+        cache_policy=NO_CACHE,
+        persist_result=False,
+        retries=retries,
+        retry_delay_seconds=RETRY_DELAY_S,
+        retry_condition_fn=_may_pass if retries else None,
+    )
+
+
+def _may_pass(task: Any, task_run: Any, state: State[Any]) -> bool:
+    """Whether what failed is the world outside: files, sockets, time-outs of servers."""
+    failed = state.result(raise_on_failure=False)
+    return isinstance(failed, (OSError, HTTPError)) and not isinstance(failed, TimeoutError)
+
+
+def _tell(stage_name: str, metrics: Metrics) -> Metrics:
+    """Log the numbers on the task run's page in Prefect, from the worker that has them."""
+    shown = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+    get_run_logger().info("%s on %s: %s", stage_name, socket.gethostname(), shown)
+    return metrics
 
 
 def run(stage_task: Any, *args: Any) -> Any:
@@ -47,7 +90,7 @@ def run(stage_task: Any, *args: Any) -> Any:
         raise
 
 
-@stage("rollout")
+@stage("rollout", retries=2)
 def rollout(cluster: Cluster, models: Models, path: Path, iteration: int) -> Metrics:
     """Sample an iteration's trajectories into `path`."""
     files = _parts(path, models)
@@ -65,13 +108,13 @@ def rollout(cluster: Cluster, models: Models, path: Path, iteration: int) -> Met
         kept = merge_rollouts(files, path)
         metrics = sampled_metrics(kept, merge_rollouts(away, thrown(path)) if away else [])
     thrown(path).unlink(missing_ok=True)
-    return metrics
+    return _tell("rollout", metrics)
 
 
 @stage("score")
 def score(cluster: Cluster, models: Models, path: Path, iteration: int) -> Metrics:
     """Add P(answer | memory) and advantages to `path`."""
-    return _learn(cluster, models, "score", path, iteration)
+    return _tell("score", _learn(cluster, models, "score", path, iteration))
 
 
 @stage("train")
@@ -79,7 +122,7 @@ def train(cluster: Cluster, models: Models, path: Path, weights: Path, iteration
     """Update the learner on `path`, and bring the new weights to the samplers."""
     metrics = _learn(cluster, models, "train", path, iteration)
     _sync(cluster, models, weights, iteration + 1)
-    return metrics
+    return _tell("train", metrics)
 
 
 @stage("restore")
@@ -89,7 +132,7 @@ def restore(cluster: Cluster, models: Models, folder: Path, weights: Path, versi
     _sync(cluster, models, weights, version)
 
 
-@stage("evaluate")
+@stage("evaluate", retries=2)
 def evaluate(
     experiment: Experiment, models: Models, folder: Path, objectives: int, mode: str
 ) -> tuple[Metrics, Metrics]:
@@ -115,7 +158,9 @@ def evaluate(
     known = facts_of if experiment.agent.kind == "external" else None
     rows = task_rows(trajectories, credit["p_answer_mem"], experiment.price, known)
     path.with_suffix(".json").write_text(json.dumps([{**r, "mode": mode} for r in rows]))
-    return evaluation_metrics(rows, mode), {k: v for k, v in costs.items() if k.startswith("cost/")}
+    return _tell("evaluate", evaluation_metrics(rows, mode)), {
+        k: v for k, v in costs.items() if k.startswith("cost/")
+    }
 
 
 @stage("checkpoint")
@@ -146,7 +191,7 @@ def _parts(path: Path, models: Models) -> list[Path]:
 @stage("cold start")
 def cold_start(cluster: Cluster, models: Models, start: int, stop: int) -> Metrics:
     """Supervised steps start..stop-1."""
-    return _learn(cluster, models, "run", start, stop)
+    return _tell("cold start", _learn(cluster, models, "run", start, stop))
 
 
 @stage("validate")

@@ -13,7 +13,8 @@ from conf.load import load
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory):
     """A Prefect server and a Ray for all tests of a file, and a store of its own."""
-    from tasks.services import connect_ray, prefect_server, shutdown_ray
+    from tasks.prefect_server import prefect_server
+    from tasks.ray_cluster import connect_ray, shutdown_ray
 
     folder = tmp_path_factory.mktemp("home")
     with pytest.MonkeyPatch.context() as patch:

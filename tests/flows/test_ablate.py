@@ -38,7 +38,8 @@ def tracker():
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory):
     """The study, with a Prefect server, a Ray and a store of its own around it."""
-    from tasks.services import connect_ray, prefect_server, shutdown_ray
+    from tasks.prefect_server import prefect_server
+    from tasks.ray_cluster import connect_ray, shutdown_ray
 
     folder = tmp_path_factory.mktemp("home")
     (folder / "mine.yaml").write_text(STUDY)

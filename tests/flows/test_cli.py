@@ -256,7 +256,7 @@ def test_a_failure_is_one_line_and_where_to_look_with_1(monkeypatch):
     assert result.exit_code == 1
     first, second = result.stderr.splitlines()
     assert first == "mempo: RuntimeError: the actor died"
-    assert "mempo ui" in second and "MEMPO_DEBUG=1" in second
+    assert "mempo up" in second and "MEMPO_DEBUG=1" in second
 
 
 def test_a_value_error_inside_a_flow_is_a_failure_and_no_bad_input(monkeypatch):

@@ -23,7 +23,8 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A head without room for models and two nodes with room for two each; a Prefect server."""
     from ray.cluster_utils import Cluster
 
-    from tasks.services import connect_ray, prefect_server, shutdown_ray
+    from tasks.prefect_server import prefect_server
+    from tasks.ray_cluster import connect_ray, shutdown_ray
 
     monkeypatch.setenv("MEMPO_HOME", str(tmp_path))
     monkeypatch.setenv("PREFECT_LOGGING_LEVEL", "ERROR")

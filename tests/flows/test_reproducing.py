@@ -89,7 +89,7 @@ def test_what_cannot_be_reproduced_is_refused(home: Path) -> None:
     from tasks.tracking import Tracker
 
     tracker = Tracker()
-    with pytest.raises(ConfigError, match=r"reproduce abc: .*; `mempo ui` shows the runs"):
+    with pytest.raises(ConfigError, match=r"reproduce abc: .*; `mempo up` shows the runs"):
         origin_of(tracker, "abc")
     study = tracker.start(name="s", kind="ablate", params={}, tags={})
     with pytest.raises(ConfigError, match="a run of kind 'ablate' is many runs"):

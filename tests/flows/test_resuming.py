@@ -72,7 +72,7 @@ def test_a_run_that_was_cut_off_goes_on(tracker) -> None:
 
 
 def test_what_cannot_go_on_is_refused_with_the_reason(tracker) -> None:
-    assert "mempo ui" in refused(tracker, "0" * 32)
+    assert "mempo up" in refused(tracker, "0" * 32)
     assert "of kind 'sft', and only training goes on" in refused(
         tracker, cut_off(tracker, kind="sft")
     )

@@ -8,7 +8,7 @@ import pytest
 
 from mempo.config import Cluster
 from tasks.ray_address import check_ray, same_ray, split_address
-from tasks.services import connect_ray
+from tasks.ray_cluster import connect_ray
 
 HTTP = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"
 GRPC = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # an empty SETTINGS frame of HTTP/2

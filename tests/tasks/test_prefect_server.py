@@ -1,5 +1,4 @@
 import os
-import signal
 import socket
 import sqlite3
 import subprocess
@@ -15,16 +14,9 @@ import httpx
 import pytest
 
 from mempo.config import Cluster
-from tasks import services
-from tasks.services import (
-    available_cores,
-    check_prefect,
-    connect_ray,
-    pick_threads,
-    prefect_server,
-    shutdown_ray,
-    worker_env,
-)
+from tasks import prefect_server as prefect_server_module
+from tasks.prefect_server import check_prefect, prefect_server
+from tasks.ray_cluster import connect_ray, shutdown_ray
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -60,7 +52,7 @@ def no_server_configured(monkeypatch, tmp_path):
     """No Prefect server in the environment or in a profile of this machine."""
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     monkeypatch.setenv("MEMPO_HOME", str(tmp_path))
-    monkeypatch.setattr(services, "configured_prefect_url", lambda: "")
+    monkeypatch.setattr(prefect_server_module, "configured_prefect_url", lambda: "")
 
 
 def test_a_healthy_prefect_passes():
@@ -84,7 +76,7 @@ def test_a_prefect_that_is_not_healthy_is_refused_by_name(status):
 
 def test_a_configured_prefect_is_used_as_it_is(monkeypatch):
     started = []
-    monkeypatch.setattr(services, "_started", started.append)
+    monkeypatch.setattr(prefect_server_module, "_started", started.append)
     with prefect_answering(200) as url:
         monkeypatch.setenv("PREFECT_API_URL", url)
         with prefect_server() as used:
@@ -131,47 +123,6 @@ def test_the_prefect_process_ends_with_its_parent():
     assert process.wait(timeout=50) != 0
 
 
-def test_workers_get_addresses_and_threads_but_no_run_of_the_shell(monkeypatch):
-    monkeypatch.setenv("PREFECT_API_URL", "http://here/api")
-    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "t")
-    monkeypatch.setenv("MLFLOW_RUN_ID", "somebody's")
-    monkeypatch.setenv("MEMPO_HOME", "/shared/runs")
-    monkeypatch.setenv("SOME_SECRET", "s")
-    env = worker_env(Cluster(threads=3))
-    assert env["PREFECT_API_URL"] == "http://here/api"
-    assert env["MEMPO_HOME"] == "/shared/runs"
-    assert env["MLFLOW_TRACKING_TOKEN"] == "t"
-    assert env["OMP_NUM_THREADS"] == env["MKL_NUM_THREADS"] == "3"
-    assert "MLFLOW_RUN_ID" not in env and "SOME_SECRET" not in env
-    assert all(isinstance(value, str) for value in env.values())
-
-
-def test_workers_of_a_local_ray_find_the_modules_that_this_process_finds(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", ["", "/one", str(tmp_path), "two", "/one"])
-    expected = os.pathsep.join([str(tmp_path), "/one", str(tmp_path / "two")])
-    assert worker_env(Cluster())["PYTHONPATH"] == expected
-    assert "PYTHONPATH" not in worker_env(Cluster(address="head:6379"))  # it has its own folders
-
-
-@pytest.mark.parametrize(
-    ("cluster", "threads"),
-    [
-        (Cluster(threads=5, cpus=2), 5),
-        (Cluster(cpus=8), 8),
-        (Cluster(cpus=8, parallel=3), 2),
-        (Cluster(cpus=2, parallel=4), 1),
-    ],
-)
-def test_threads_are_the_cores_shared_by_the_runs_side_by_side(cluster, threads):
-    assert pick_threads(cluster) == threads
-
-
-def test_threads_of_this_machine_are_its_available_cores():
-    assert 1 <= available_cores() <= (os.cpu_count() or 1)
-    assert pick_threads(Cluster()) == available_cores()
-
-
 def wait_for_line(url: str, message: str) -> dict[str, Any]:
     """The log entry of that message, once Prefect has it."""
     for _ in range(100):
@@ -184,22 +135,6 @@ def wait_for_line(url: str, message: str) -> dict[str, Any]:
 
 @pytest.mark.services
 @pytest.mark.filterwarnings("default")
-def test_a_handler_of_sigterm_survives_what_takes_it_away():
-    def ours(*_: object) -> None: ...
-
-    before = signal.signal(signal.SIGTERM, ours)
-    try:
-        with services._own_sigterm():
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        assert signal.getsignal(signal.SIGTERM) is ours
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        with services._own_sigterm():  # where nobody handles it, Ray's own handler is better
-            signal.signal(signal.SIGTERM, ours)
-        assert signal.getsignal(signal.SIGTERM) is ours
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def test_fault_48_a_line_logged_on_a_ray_worker_is_in_prefect(no_server_configured, tmp_path):
     """A real server and a real Ray, as one command has them, and nothing of them afterwards."""
     from prefect import flow

@@ -1,0 +1,270 @@
+"""Deployments built from `conf/`: what Prefect's page can start, with which form, and when.
+
+A deployment of train, sft and evaluate stands for a preset, whose resolved settings its form shows;
+those of studies and sweeps take a name. Flows are found by module, so a worker needs this
+package installed and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from conf.load import clusters, load, presets
+from conf.schedule import FOLDER, Schedule, load_schedules
+from conf.study import studies
+from conf.text import ConfigError
+
+if TYPE_CHECKING:
+    from prefect import Flow
+    from prefect.client.orchestration import SyncPrefectClient
+
+# Of children of other flows; a person has no use for them.
+HIDDEN = ("parent", "method", "tags", "command", "watch")
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """One form: a flow, the values that it starts from, and the schema of what may be changed."""
+
+    flow: str
+    name: str
+    entrypoint: str  # module.function
+    description: str
+    parameters: Mapping[str, Any]
+    schema: Mapping[str, Any]
+    settings_of: str = ""  # the preset behind parameter `experiment`
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.flow}/{self.name}"
+
+
+def deployments(cluster: str, overrides: Sequence[str] = ()) -> list[Deployment]:
+    """Every deployment that ships; `cluster` and `overrides` change what presets resolve to."""
+    from flows import forms
+    from flows.evaluate import evaluate
+    from flows.sft import sft
+    from flows.train import train
+
+    found = [
+        _of_preset(flow, preset, text, cluster, overrides)
+        for flow in (train, sft, evaluate)
+        for preset, text in presets().items()
+    ]
+    found.append(
+        _deployment(
+            forms.ablate,
+            "study",
+            "Run a study: variants compared on the same seeds and questions.",
+            {"study": "demo", "cluster": cluster, "settings": list(overrides)},
+            {"study": list(studies()), "cluster": list(clusters())},
+        )
+    )
+    return found
+
+
+def _of_preset(
+    flow: Flow[Any, Any], preset: str, text: str, cluster: str, overrides: Sequence[str]
+) -> Deployment:
+    experiment = load(preset, cluster=cluster, overrides=overrides)
+    values = {"experiment": experiment.model_dump(mode="json")}
+    return _deployment(flow, preset, text, values, {}, preset)
+
+
+def _deployment(
+    flow: Flow[Any, Any],
+    name: str,
+    description: str,
+    parameters: dict[str, Any],
+    choices: Mapping[str, Sequence[str]],
+    settings_of: str = "",
+) -> Deployment:
+    from prefect.utilities.callables import parameter_schema
+
+    schema = parameter_schema(flow.fn).model_dump(exclude_unset=True)
+    for hidden in HIDDEN:
+        schema["properties"].pop(hidden, None)
+    for parameter, values in choices.items():
+        schema["properties"][parameter]["enum"] = list(values)
+    # What has a value need not be given.
+    schema["required"] = [p for p in schema.get("required", []) if p not in parameters]
+    entrypoint = f"{flow.fn.__module__}.{flow.fn.__name__}"
+    return Deployment(flow.name, name, entrypoint, description, parameters, schema, settings_of)
+
+
+def deploy(
+    pool: str,
+    *,
+    cluster: str = "local",
+    overrides: Sequence[str] = (),
+    image: str = "",
+    schedules: Path = FOLDER,
+) -> list[str]:
+    """Register all deployments for a work pool, and bring their schedules up to date.
+
+    Schedules that the server has keep their switch and their parameters; those whose file is gone
+    are removed; those made by hand stay. Returns what was done, a line each.
+
+    Raises:
+        ConfigError: a schedule that cannot be used, or a pool that is not there.
+    """
+    from prefect.client.orchestration import get_client
+
+    wanted = load_schedules(schedules)
+    made = deployments(cluster, overrides)
+    names = [deployment.full_name for deployment in made]
+    for schedule in wanted:
+        if schedule.deployment not in names:
+            raise ConfigError(
+                f"schedule {schedule.name}.yaml: there is no deployment "
+                f"'{schedule.deployment}'; there are: {', '.join(names)}"
+            )
+    planned = {s.name: _parameters(s, made, cluster, overrides) for s in wanted}
+    lines: list[str] = []
+    with get_client(sync_client=True) as client:
+        variables = _job_variables(client, pool, image)
+        for deployment in made:
+            found = _register(client, deployment, pool, variables)
+            mine = [s for s in wanted if s.deployment == deployment.full_name]
+            lines += _reconcile(client, found, deployment.full_name, mine, planned)
+    return [f"{len(made)} deployments for work pool {pool}", *lines]
+
+
+def _parameters(
+    schedule: Schedule, made: Sequence[Deployment], cluster: str, overrides: Sequence[str]
+) -> dict[str, Any]:
+    """A schedule's own parameters, its settings resolved over the preset of its deployment."""
+    (deployment,) = [d for d in made if d.full_name == schedule.deployment]
+    where = f"schedule {schedule.name}.yaml"
+    if foreign := sorted(set(schedule.parameters) - set(deployment.schema["properties"])):
+        allowed = ", ".join(deployment.schema["properties"])
+        raise ConfigError(f"{where}: unknown parameter '{foreign[0]}'; there are: {allowed}")
+    if not schedule.settings:
+        return dict(schedule.parameters)
+    if not deployment.settings_of:
+        raise ConfigError(f"{where}: 'set' changes a preset, and {schedule.deployment} has none")
+    changes = [*overrides, *schedule.settings]
+    experiment = load(deployment.settings_of, cluster=cluster, overrides=changes)
+    return {**schedule.parameters, "experiment": experiment.model_dump(mode="json")}
+
+
+def _job_variables(client: SyncPrefectClient, pool: str, image: str) -> dict[str, Any]:
+    from prefect.exceptions import ObjectNotFound
+
+    try:
+        kind = client.read_work_pool(pool).type
+    except ObjectNotFound:
+        raise ConfigError(
+            f"--pool {pool}: there is no such work pool; `prefect work-pool create {pool} --type "
+            "process` (or docker, kubernetes) makes it, `mempo serve` needs none"
+        ) from None
+    if kind == "process":
+        if image:
+            raise ConfigError(f"--image: work pool {pool} starts processes and uses no image")
+        return {"working_dir": str(Path.cwd())}  # relative paths of settings begin there
+    return {"image": image} if image else {}
+
+
+def _register(
+    client: SyncPrefectClient, deployment: Deployment, pool: str, variables: dict[str, Any]
+) -> Any:
+    """Create or update it; returns its id. Schedules are left as they are."""
+    from prefect.client.schemas.actions import DeploymentUpdate
+    from prefect.exceptions import ObjectNotFound
+
+    values: dict[str, Any] = {
+        "version": version("mempo"),
+        "description": deployment.description,
+        "parameters": dict(deployment.parameters),
+        "parameter_openapi_schema": dict(deployment.schema),
+        "enforce_parameter_schema": True,
+        "entrypoint": deployment.entrypoint,
+        "work_pool_name": pool,
+        "job_variables": variables,
+        "tags": [
+            "mempo",
+            *([f"preset:{deployment.settings_of}"] if deployment.settings_of else ()),
+        ],
+        "pull_steps": [],
+    }
+    try:
+        found = client.read_deployment_by_name(deployment.full_name)
+    except ObjectNotFound:
+        flow_id = client.create_flow_from_name(deployment.flow)
+        return client.create_deployment(flow_id, deployment.name, **values)
+    client.update_deployment(found.id, DeploymentUpdate(**values))
+    return found.id
+
+
+def _reconcile(
+    client: SyncPrefectClient,
+    deployment_id: Any,
+    name: str,
+    wanted: Sequence[Schedule],
+    planned: Mapping[str, dict[str, Any]],
+) -> list[str]:
+    """Make the server's schedules those of the files; ones without a slug were made by hand."""
+    from prefect.client.schemas.actions import DeploymentScheduleCreate
+
+    there = {s.slug: s for s in client.read_deployment_schedules(deployment_id) if s.slug}
+    lines: list[str] = []
+    for schedule in wanted:
+        timing = _timing(schedule)
+        found = there.pop(schedule.name, None)
+        if found is None:
+            new = DeploymentScheduleCreate(
+                schedule=timing,
+                active=schedule.active,
+                parameters=planned[schedule.name],
+                slug=schedule.name,
+            )
+            client.create_deployment_schedules(deployment_id, [new])
+            state = "on" if schedule.active else "off; switch it on in Prefect's page"
+            lines.append(f"schedule {schedule.name} of {name}: new, {state}")
+            continue
+        if _when(found.schedule) != _when(timing):
+            client.update_deployment_schedule(deployment_id, found.id, schedule=timing)
+            lines.append(f"schedule {schedule.name} of {name}: its time is that of the file now")
+        if found.parameters != planned[schedule.name]:
+            lines.append(
+                f"schedule {schedule.name} of {name}: keeps the parameters that the server has; "
+                "delete it there to take the file's"
+            )
+    for slug, gone in there.items():
+        client.delete_deployment_schedule(deployment_id, gone.id)
+        lines.append(f"schedule {slug} of {name}: removed, its file is gone")
+    return lines
+
+
+def _timing(schedule: Schedule) -> Any:
+    """Prefect's form of it. Raises ConfigError where Prefect does not take it."""
+    from datetime import timedelta
+
+    from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule, RRuleSchedule
+
+    zone = schedule.timezone
+    try:
+        match schedule.timing:
+            case "cron":
+                return CronSchedule(cron=str(schedule.when), timezone=zone)
+            case "interval":
+                every = timedelta(seconds=int(schedule.when))
+                return IntervalSchedule(interval=every, timezone=zone)
+            case _:
+                return RRuleSchedule(rrule=str(schedule.when), timezone=zone)
+    except ValueError as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(
+            f"schedule {schedule.name}.yaml: '{schedule.timing}' = {schedule.when!r} cannot be "
+            f"used ({reason}); correct it"
+        ) from None
+
+
+def _when(timing: Any) -> tuple[object, ...]:
+    """What decides when it fires; the server adds an anchor date of its own to intervals."""
+    names = ("cron", "interval", "rrule", "timezone")
+    return tuple(getattr(timing, name, None) for name in names)

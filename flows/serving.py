@@ -1,0 +1,43 @@
+"""`mempo serve`: the deployments on this machine, and a worker that runs what is started there."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from flows.deploy import deploy
+from flows.progress import say
+
+POOL = "mempo"  # the work pool of this machine
+
+
+def serve(cluster: str, overrides: Sequence[str], limit: int, schedules: Path) -> None:
+    """Deploy to this machine's own work pool and become its worker; does not return.
+
+    Raises:
+        ValueError: no Prefect server is configured, or it does not answer; or a schedule is wrong.
+    """
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.actions import WorkPoolCreate
+    from prefect.exceptions import ObjectAlreadyExists
+
+    from tasks.prefect_server import check_prefect, configured_prefect_url
+
+    url = configured_prefect_url()
+    if not url:
+        raise ValueError(
+            "PREFECT_API_URL: not set, and deployments live on a server; `mempo up` starts one "
+            "with all of this, or set it to yours"
+        )
+    check_prefect(url)
+    with get_client(sync_client=True) as client, suppress(ObjectAlreadyExists):
+        client.create_work_pool(WorkPoolCreate(name=POOL, type="process"))
+    for line in deploy(POOL, cluster=cluster, overrides=overrides, schedules=schedules):
+        say(line)
+    say(f"worker: takes runs of work pool {POOL}, {limit} at a time; Ctrl-C ends it")
+    os.environ.setdefault("PREFECT_WORKER_QUERY_SECONDS", "2")  # a person waits for the start
+    worker = ["prefect", "worker", "start", "--pool", POOL, "--type", "process"]
+    os.execv(sys.executable, [sys.executable, "-m", *worker, "--limit", str(limit)])

@@ -1,0 +1,139 @@
+"""Prefect, MLflow, a Ray head and a worker on this machine, on its loopback interface alone."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from functools import partial
+from pathlib import Path
+
+import httpx
+
+from flows.progress import say
+
+HOST = "127.0.0.1"
+TIMEOUT_S = 300.0  # fresh databases on a busy machine
+RAY_PORT = 26379  # as conf/cluster/services.yaml has it; Ray's own workers use 10002 to 19999
+
+
+def up(prefect_port: int, mlflow_port: int, ray_port: int, limit: int) -> dict[str, str]:
+    """Start the services, or find them running; the address of each by name.
+
+    Raises:
+        ValueError: a port is taken, or MEMPO_HOME cannot be written.
+        RuntimeError: a service did not start; its log is named.
+    """
+    from tasks import supervisor
+
+    if found := supervisor.running():
+        say("the services of this MEMPO_HOME are running already")
+        return found
+    ports = {"--prefect-port": prefect_port, "--mlflow-port": mlflow_port, "--ray-port": ray_port}
+    for option, port in ports.items():
+        _check_free(port, option)
+    if len(set(ports.values())) < len(ports):
+        raise ValueError(f"{', '.join(ports)}: each needs a port of its own")
+    say("services: starting ... (a fresh database takes a minute)")
+    supervisor.start(_services(prefect_port, mlflow_port, ray_port, limit), TIMEOUT_S, say)
+    return supervisor.running()
+
+
+def environment() -> dict[str, str]:
+    """What a command needs to use the services that run; empty where none do."""
+    from tasks import supervisor
+
+    found = supervisor.running()
+    if not found:
+        return {}
+    return {"PREFECT_API_URL": f"{found['prefect']}/api", **_RAY_TOKEN}
+
+
+# Ray reads this when it is imported; the token itself is in its own file, ~/.ray/auth_token.
+_RAY_TOKEN = {"RAY_AUTH_MODE": "token"}
+
+
+def _services(prefect_port: int, mlflow_port: int, ray_port: int, limit: int) -> list:
+    from flows.serving import POOL
+    from tasks import ray_token, store
+    from tasks.environment import QUIET, available_cores
+    from tasks.prefect_server import database_env
+    from tasks.ray_cluster import OBJECT_STORE_BYTES
+    from tasks.supervisor import Service, answers
+    from tasks.tracking import Tracker
+
+    ray_token.ensure()
+    tracker = Tracker()
+    tracker.connect()  # makes the database, so that the server finds it whole
+    prefect, mlflow = f"http://{HOST}:{prefect_port}", f"http://{HOST}:{mlflow_port}"
+    api = {"PREFECT_API_URL": f"{prefect}/api"}
+    python = [sys.executable, "-m"]
+    return [
+        Service(
+            "prefect",
+            [*python, "prefect", "server", "start", "--host", HOST, "--port", str(prefect_port)],
+            {**QUIET, **database_env(), **api, "PREFECT_UI_API_URL": f"{prefect}/api"},
+            prefect,
+            partial(answers, f"{prefect}/api/health"),
+        ),
+        Service(
+            "mlflow",
+            [
+                *(*python, "mlflow", "server", "--host", HOST, "--port", str(mlflow_port)),
+                *("--workers", "1"),
+                *("--default-artifact-root", (store.home() / "artifacts").as_uri()),
+            ],
+            {**QUIET, "MLFLOW_BACKEND_STORE_URI": tracker.uri},
+            mlflow,
+            partial(answers, f"{mlflow}/health"),
+        ),
+        Service(
+            "ray",
+            [
+                *(str(Path(sys.executable).with_name("ray")), "start", "--head", "--block"),
+                *("--node-ip-address", HOST, "--port", str(ray_port)),
+                *("--ray-client-server-port", str(ray_port + 1), "--include-dashboard=false"),
+                *("--num-cpus", str(available_cores()), "--disable-usage-stats"),
+                *("--object-store-memory", str(OBJECT_STORE_BYTES)),
+            ],
+            # Without the first its processes listen on all interfaces.
+            {**QUIET, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", **_RAY_TOKEN},
+            f"{HOST}:{ray_port}",
+            partial(_listens, ray_port),
+        ),
+        Service(
+            "worker",
+            [
+                *(*python, "flows.cli", "serve", "--cluster", "services", "--limit", str(limit)),
+                *("--set", f"cluster.address={HOST}:{ray_port}"),
+            ],
+            {**QUIET, **api, **_RAY_TOKEN},
+            f"work pool {POOL}",
+            partial(_works, f"{prefect}/api/work_pools/{POOL}/workers/filter"),
+            after=f"{prefect}/api/health",
+        ),
+    ]
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(2.0)
+        return probe.connect_ex((HOST, port)) == 0
+
+
+def _works(url: str) -> bool:
+    """Whether a worker of the pool has shown a sign of life, so after it deployed the flows."""
+    try:
+        found = httpx.post(url, json={}, timeout=5.0)
+    except httpx.TransportError:
+        return False
+    workers = found.json() if found.status_code == 200 else []
+    return any(worker["status"] == "ONLINE" for worker in workers)
+
+
+def _check_free(port: int, option: str) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except (OSError, OverflowError) as error:
+            raise ValueError(f"{option} {port}: cannot be used ({error}); give another") from None
