@@ -21,7 +21,7 @@ def check_tracking(uri: str) -> str:
         return _database(uri)
     raise ValueError(
         f"{uri} is no MLflow server and no database; write http://host:5000, "
-        "sqlite:////folder/mlflow.db or postgresql://user:password@host/name, or leave it empty "
+        "sqlite:////folder/mlflow.db or postgresql://user@host/name, or leave it empty "
         "for SQLite under MEMPO_HOME"
     )
 
@@ -48,7 +48,7 @@ def _database(uri: str) -> str:
     except ArgumentError:  # its message would repeat a password
         raise ValueError(
             "this is no address of a database; write sqlite:////folder/mlflow.db or "
-            "postgresql://user:password@host/name"
+            "postgresql://user@host/name"
         ) from None
     shown = url.render_as_string(hide_password=True)
     if url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:"):
