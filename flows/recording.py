@@ -15,6 +15,7 @@ from flows.fingerprint import inputs, packages
 from mempo import own
 from mempo.config import Experiment
 from tasks import store
+from tasks.databases import redacted
 from tasks.tracking import Kind, Tracker
 
 
@@ -115,7 +116,7 @@ def recorded(
     try:
         yield record
     except Exception as error:
-        tracker.finish(run_id, "FAILED", f"{type(error).__name__}: {error}"[:500])
+        tracker.finish(run_id, "FAILED", redacted(f"{type(error).__name__}: {error}")[:500])
         raise
     except BaseException as stop:  # Ctrl-C, or Prefect cancels the flow
         tracker.finish(run_id, "KILLED", type(stop).__name__)

@@ -36,14 +36,15 @@ def serve(prefect_port: int, mlflow_port: int) -> None:
     tracker.connect()  # makes the database, so that the server finds it whole
     commands = {
         "Prefect": (f"http://{_HOST}:{prefect_port}", _prefect(prefect_port)),
-        "MLflow": (f"http://{_HOST}:{mlflow_port}", _mlflow(mlflow_port, tracker.uri, home)),
+        "MLflow": (f"http://{_HOST}:{mlflow_port}", _mlflow(mlflow_port, home)),
     }
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     servers: dict[str, subprocess.Popen[bytes]] = {}
     try:
         for name, (_, command) in commands.items():
             say(f"{name}: starting ...")
-            servers[name] = _start(command, _log(home, name), home / "prefect", prefect_port)
+            log = _log(home, name)
+            servers[name] = _start(command, log, home / "prefect", prefect_port, tracker.uri)
         for name, (address, _) in commands.items():
             _wait_healthy(name, servers[name], address, _log(home, name))
             print(f"{name}: {address}", flush=True)
@@ -65,10 +66,10 @@ def _prefect(port: int) -> list[str]:
     return ["-m", "prefect", "server", "start", "--host", _HOST, "--port", str(port)]
 
 
-def _mlflow(port: int, uri: str, home: Path) -> list[str]:
+def _mlflow(port: int, home: Path) -> list[str]:
     return [
         *("-m", "mlflow", "server", "--host", _HOST, "--port", str(port), "--workers", "1"),
-        *("--backend-store-uri", uri, "--default-artifact-root", (home / "artifacts").as_uri()),
+        *("--default-artifact-root", (home / "artifacts").as_uri()),
     ]
 
 
@@ -86,11 +87,13 @@ def _log(home: Path, name: str) -> Path:
 
 
 def _start(
-    arguments: list[str], log: Path, prefect_home: Path, prefect_port: int
+    arguments: list[str], log: Path, prefect_home: Path, prefect_port: int, mlflow_uri: str
 ) -> subprocess.Popen[bytes]:
     env = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
     env |= {
         "PREFECT_HOME": str(prefect_home),
+        # Not an argument, which every user of the machine could read: it may hold a password.
+        "MLFLOW_BACKEND_STORE_URI": mlflow_uri,
         "PREFECT_SERVER_DATABASE_CONNECTION_URL": (
             f"sqlite+aiosqlite:///{prefect_home / 'prefect.db'}"
         ),

@@ -10,13 +10,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from mempo.config import Price
 from mempo.types import Trajectory
-from tasks import connection, delivery, journal, records, store, traces
+from tasks import connection, databases, delivery, journal, records, store, traces
 from tasks.connection import OUTAGE
 from tasks.records import RunInfo, RunStatus
 
@@ -37,19 +37,19 @@ _down: set[str] = set()  # addresses whose outage this process has reported
 class Tracker:
     """Where runs are recorded. Holds only text, so it can be sent to any process.
 
-    `uri` is the address of an MLflow server or database, empty for SQLite under `home`; `home`
-    is where journals are kept, empty for MEMPO_HOME. Both are resolved at once, so a copy in
-    another process or working folder means the same places.
+    `uri` is the address of an MLflow server or database, empty for the default (databases.py);
+    `home` is where journals are kept, empty for MEMPO_HOME. Both are resolved at once, so a copy
+    in another process or working folder means the same places.
     """
 
-    uri: str = ""
+    uri: str = field(default="", repr=False)  # of a database it may hold a password
     experiment: str = "mempo"
     home: str = ""
 
     def __post_init__(self) -> None:
         home = Path(self.home).absolute() if self.home else store.home()
         object.__setattr__(self, "home", str(home))
-        object.__setattr__(self, "uri", self.uri or f"sqlite:///{home / 'mlflow.db'}")
+        object.__setattr__(self, "uri", self.uri or databases.mlflow_uri(home))
 
     def start(
         self,
@@ -103,8 +103,8 @@ class Tracker:
                 self.set_tags(run_id, records.owner_tags())
         except OUTAGE as error:
             raise ValueError(
-                f"cannot resume the run {run_id} at {self.uri} ({connection.first_line(error)}); "
-                "check the id and tracking.uri"
+                f"cannot resume the run {run_id} at {databases.redacted(self.uri)} "
+                f"({connection.first_line(error)}); check the id and tracking.uri"
             ) from error
 
     def check_idle(self, run: RunInfo, stale_s: float = STALE_S) -> None:
@@ -300,12 +300,13 @@ class Tracker:
             return False
         if self.uri in _down:
             _down.discard(self.uri)
-            log.warning("%s answers again and has everything of run %s", self.uri, run_id)
+            where = databases.redacted(self.uri)
+            log.warning("%s answers again and has everything of run %s", where, run_id)
         return True
 
     def _report(self, error: Exception) -> None:
         if self.uri not in _down:
             _down.add(self.uri)
-            why = connection.first_line(error)
+            where, why = databases.redacted(self.uri), connection.first_line(error)
             kept = f"journals under {self.home} keep what is logged until it is back"
-            log.warning("%s does not answer (%s); runs go on, %s", self.uri, why, kept)
+            log.warning("%s does not answer (%s); runs go on, %s", where, why, kept)
