@@ -137,12 +137,19 @@ def log_params(client: MlflowClient, run_id: str, params: Mapping[str, object]) 
 
 
 def read_json(client: MlflowClient, run_id: str, file: str) -> Any:
-    """The content of a run's JSON artifact; an empty list where the run has no such file."""
+    """The content of a run's JSON artifact; an empty list where the run has no such file.
+
+    Raises:
+        ValueError: it is no JSON, or lies elsewhere than a download of it may.
+    """
     folder, _, _ = file.rpartition("/")
     if file not in {artifact.path for artifact in client.list_artifacts(run_id, folder)}:
         return []
     with tempfile.TemporaryDirectory() as aside:
-        return json.loads(Path(client.download_artifacts(run_id, file, aside)).read_text())
+        found = Path(client.download_artifacts(run_id, file, aside)).resolve()
+        if not found.is_relative_to(Path(aside).resolve()):  # a server says what it is called
+            raise ValueError(f"artifact {file} of run {run_id} leads out of its folder")
+        return json.loads(found.read_text())
 
 
 def param_text(value: object) -> str:
