@@ -11,6 +11,8 @@ from pathlib import Path
 from prefect.runtime import flow_run
 
 from conf.load import flatten, sha256, to_yaml
+from conf.naming import run_name
+from flows.describing import datasets, description
 from flows.fingerprint import inputs, packages
 from mempo import own
 from mempo.config import Experiment
@@ -87,23 +89,25 @@ def recorded(
     if resume:
         tracker.resume(resume)
         tracker.set_tags(resume, {"mempo.reason": "", **flow_run_id})
+    method, digests = method or method_name(experiment), inputs(experiment)
     run_id = resume or tracker.start(
-        name=name or f"{experiment.preset or kind}-{experiment.algorithm}-{experiment.seed}",
+        name=name or run_name(experiment, kind),
         kind=kind,
         params=flatten(experiment),
         tags={
             "mempo.algorithm": experiment.algorithm if trains else "none",
             "mempo.agent": experiment.agent.kind,
-            "mempo.method": method or method_name(experiment),
+            "mempo.method": method,
             "mempo.preset": experiment.preset,
             "mempo.seed": str(experiment.seed),
             "mempo.config_sha256": sha256(experiment),
             **flow_run_id,
-            "mempo.inputs": json.dumps(inputs(experiment)),
+            "mempo.inputs": json.dumps(digests),
             **{f"mempo.own.{s}": code for s, code in own.digests(experiment).items()},
             **(tags or {}),
         },
         parent=parent or None,
+        datasets=datasets(experiment, kind, digests),
     )
     record = Record(tracker, run_id)
     record.folder.mkdir(parents=True, exist_ok=True)
@@ -113,6 +117,8 @@ def recorded(
     tracker.log_artifact(run_id, record.folder / "config.yaml")
     if not resume:
         tracker.log_text(run_id, packages(), "packages.txt")
+        text = description(experiment, kind, run_id, method=method, parent=parent)
+        tracker.set_tags(run_id, {"mlflow.note.content": text})
     try:
         yield record
     except Exception as error:
