@@ -18,6 +18,7 @@ from mempo import own
 from mempo.config import Experiment
 from tasks import store
 from tasks.databases import redacted
+from tasks.system_metrics import watched
 from tasks.tracking import Kind, Tracker
 
 
@@ -120,7 +121,8 @@ def recorded(
         text = description(experiment, kind, run_id, method=method, parent=parent)
         tracker.set_tags(run_id, {"mlflow.note.content": text})
     try:
-        yield record
+        with watched(tracker, run_id):
+            yield record
     except Exception as error:
         tracker.finish(run_id, "FAILED", redacted(f"{type(error).__name__}: {error}")[:500])
         raise
