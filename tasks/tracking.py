@@ -194,6 +194,10 @@ class Tracker:
         """Mark the checkpoint at `step` as deleted (tag mempo.deleted); its record stays."""
         self._record(run_id, {"kind": "drop", "step": step})
 
+    def mark_best(self, run_id: str, step: int) -> None:
+        """Mark the checkpoint at `step` as the run's best (tag mempo.best), and no other."""
+        self._record(run_id, {"kind": "best", "step": step})
+
     def log_traces(
         self,
         run_id: str,
