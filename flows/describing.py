@@ -17,15 +17,19 @@ _VALUE = 200  # characters of a value
 
 
 def description(
-    experiment: Experiment, kind: str, run_id: str, *, method: str, parent: str = ""
+    experiment: Experiment, kind: str, run_id: str, *, method: str, parent: str = "", page: str = ""
 ) -> str:
-    """Markdown for MLflow's page of the run: what it is, how to go on, repeat and see it."""
+    """Markdown for MLflow's page of the run: what it is, how to go on, repeat and see it.
+
+    page: the address at which MLflow draws the runs of a study.
+    """
     if kind in ("ablate", "sweep"):
+        drawn = f", or [its curves]({page})" if page else ""
         return "\n".join(
             [
                 f"The study **{method}**: its runs are nested below this one.",
                 "",
-                f"- to see: `mempo report {run_id}`",
+                f"- to see: `mempo report {run_id}`{drawn}",
                 f"- to go on where it was cut off: `mempo ablate {method} --resume {run_id}`",
             ]
         )

@@ -16,7 +16,8 @@ from flows.describing import datasets, description
 from flows.fingerprint import inputs, packages
 from mempo import own
 from mempo.config import Experiment
-from tasks import store
+from tasks import store, views
+from tasks.connection import OUTAGE
 from tasks.databases import redacted
 from tasks.system_metrics import watched
 from tasks.tracking import Kind, Tracker
@@ -118,7 +119,8 @@ def recorded(
     tracker.log_artifact(run_id, record.folder / "config.yaml")
     if not resume:
         tracker.log_text(run_id, packages(), "packages.txt")
-        text = description(experiment, kind, run_id, method=method, parent=parent)
+        page = "" if kind not in ("ablate", "sweep") else _curves(tracker, run_id)
+        text = description(experiment, kind, run_id, method=method, parent=parent, page=page)
         tracker.set_tags(run_id, {"mlflow.note.content": text})
     try:
         with watched(tracker, run_id):
@@ -130,3 +132,13 @@ def recorded(
         tracker.finish(run_id, "KILLED", type(stop).__name__)
         raise
     tracker.finish(run_id, "FINISHED")
+
+
+def _curves(tracker: Tracker, run_id: str) -> str:
+    """Where MLflow's own pages draw the runs of a study, seen from there."""
+    client, experiment_id = tracker.connect()
+    try:
+        key = views.share(client, experiment_id, f"tags.`mlflow.parentRunId` = '{run_id}'")
+    except OUTAGE:
+        return ""
+    return views.compare_url("", experiment_id, key)

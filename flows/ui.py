@@ -25,7 +25,7 @@ def serve(prefect_port: int, mlflow_port: int) -> None:
         ValueError: a port is taken, or MEMPO_HOME cannot be written.
         RuntimeError: a server did not start, or ended by itself; its log is named.
     """
-    from tasks import store
+    from tasks import store, views
     from tasks.tracking import Tracker
 
     _check_free(prefect_port, "--prefect-port")
@@ -33,7 +33,8 @@ def serve(prefect_port: int, mlflow_port: int) -> None:
     home = store.home()
     store.check_writable(home / "prefect")
     tracker = Tracker()
-    tracker.connect()  # makes the database, so that the server finds it whole
+    client, experiment_id = tracker.connect()  # makes the database: the server finds it whole
+    curves = (experiment_id, views.share(client, experiment_id))
     commands = {
         "Prefect": (f"http://{_HOST}:{prefect_port}", _prefect(prefect_port)),
         "MLflow": (f"http://{_HOST}:{mlflow_port}", _mlflow(mlflow_port, home)),
@@ -48,6 +49,7 @@ def serve(prefect_port: int, mlflow_port: int) -> None:
         for name, (address, _) in commands.items():
             _wait_healthy(name, servers[name], address, _log(home, name))
             print(f"{name}: {address}", flush=True)
+        print(f"Runs compared: {views.compare_url(commands['MLflow'][0], *curves)}", flush=True)
         print("Ctrl-C stops both.", flush=True)
         while all(server.poll() is None for server in servers.values()):
             time.sleep(0.5)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from mempo.config import Price
 from mempo.types import Trajectory
-from tasks import connection, databases, delivery, journal, owners, records, store, traces
+from tasks import connection, databases, delivery, journal, owners, records, store, traces, views
 from tasks.connection import OUTAGE
 from tasks.owners import STALE_S
 from tasks.records import RunInfo, RunStatus
@@ -79,6 +79,7 @@ class Tracker:
         }
         client, experiment_id = self.connect()
         try:
+            views.share(client, experiment_id)
             run_id = client.create_run(experiment_id, tags=all_tags, run_name=name).info.run_id
             records.log_params(client, run_id, params)
             if datasets:
