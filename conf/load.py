@@ -24,6 +24,7 @@ from pydantic import ValidationError
 from conf.messages import explain, unknown_name, unknown_setting
 from conf.text import ConfigError, read_mapping, read_value
 from mempo.config import Experiment, Settings
+from mempo.config.addresses import redacted
 
 CONF = Path(__file__).parent
 
@@ -180,8 +181,8 @@ def _override_layer(override: str) -> Layer:
     dotted, equals, text = override.partition("=")
     dotted = dotted.strip()
     if not equals or not dotted:
-        raise ConfigError(f"override '{override}' must look like section.setting=value")
-    where = f"override '{override}'"
+        raise ConfigError(f"override '{redacted(override)}' must look like section.setting=value")
+    where = f"override '{redacted(override)}'"
     if dotted == "preset":
         raise ConfigError(f"{where}: a preset is chosen with --preset {text}, not with --set")
     _check_known(dotted, where)

@@ -10,6 +10,7 @@ from pydantic_core import ErrorDetails
 
 from conf.text import ConfigError
 from mempo.config import Experiment
+from mempo.config.addresses import redacted
 
 _NEEDS = {
     "int_type": "must be a whole number",
@@ -56,7 +57,7 @@ def explain(error: ValidationError, where: Mapping[str, str]) -> ConfigError:
         (name for name in (".".join(parts[:2]), parts[0] if parts else "") if name in where),
         ".".join(parts),
     )
-    line = f"setting '{dotted}' = {fault['input']!r}"
+    line = f"setting '{dotted}' = {redacted(repr(fault['input']))}"
     if dotted in where:
         line += f" ({where[dotted]})"
     line += f": {_fault(fault)}"

@@ -172,6 +172,8 @@ def report(
         from flows import run
         from tasks import store
 
+        for run_id in runs:
+            store.run_folder(run_id)  # they name the folder of the page
         folder = out or store.home() / "reports" / "-".join(run_id[:8] for run_id in runs)
         try:
             run.report(runs, folder, experiment, into, baseline or "")

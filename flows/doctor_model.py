@@ -135,7 +135,10 @@ def _model_folder(folder: Path) -> str:
     if index.is_file():
         names = sorted(set(_read_json(index).get("weight_map", {}).values()))
     elif not (folder / names[0]).is_file() and (folder / "pytorch_model.bin").is_file():
-        return f"{folder}, a {config.get('model_type', 'model')} with pickled weights"
+        raise ValueError(
+            f"{folder} has pickled weights, which run what their writer put in them when they are "
+            "loaded; save it anew with save_pretrained, as model.safetensors"
+        )
     from safetensors import SafetensorError, safe_open
 
     for name in names:

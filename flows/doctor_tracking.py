@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import httpx
 
-from tasks import store
+from tasks import databases, store
 
 _SERVER_TIMEOUT_S = 10.0
 _DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
@@ -14,14 +14,18 @@ _CURE = "start it, correct the address, or leave it empty for SQLite under MEMPO
 def check_tracking(uri: str) -> str:
     """What answers at `tracking.uri`. Raises a ValueError in one line otherwise."""
     if not uri:
-        return f"SQLite, {store.home() / 'mlflow.db'}"
+        home = store.home()
+        by_default = databases.mlflow_uri(home)
+        if by_default.startswith("sqlite"):
+            return f"SQLite, {home / 'mlflow.db'}"
+        return _database(by_default)
     if uri.startswith(("http://", "https://")):
         return _server(uri)
     if uri.split(":")[0].split("+")[0] in _DATABASES:
         return _database(uri)
     raise ValueError(
         f"{uri} is no MLflow server and no database; write http://host:5000, "
-        "sqlite:////folder/mlflow.db or postgresql://user:password@host/name, or leave it empty "
+        "sqlite:////folder/mlflow.db or postgresql+psycopg2://user@host/name, or leave it empty "
         "for SQLite under MEMPO_HOME"
     )
 
@@ -48,7 +52,7 @@ def _database(uri: str) -> str:
     except ArgumentError:  # its message would repeat a password
         raise ValueError(
             "this is no address of a database; write sqlite:////folder/mlflow.db or "
-            "postgresql://user:password@host/name"
+            "postgresql+psycopg2://user@host/name"
         ) from None
     shown = url.render_as_string(hide_password=True)
     if url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:"):
@@ -59,6 +63,7 @@ def _database(uri: str) -> str:
             # SQLite opens any file; only reading the tables tells that it is a database.
             known = inspect(connection).has_table("experiments")
     except (SQLAlchemyError, ImportError, OSError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = databases.redacted(reason)[:300]
         raise ValueError(f"the database {shown} cannot be opened ({reason}); {_CURE}") from None
     return f"{shown}, {'a database of MLflow' if known else 'a fresh database'}"

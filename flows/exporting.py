@@ -25,7 +25,11 @@ def find_checkpoint(name: str) -> Path:
         if is_complete(folder):
             return _readable(folder)
         raise ConfigError(f"{folder} is no whole checkpoint; give a folder checkpoints/NNNNNN")
-    if not (found := complete(store.run_folder(name) / "checkpoints")):
+    try:
+        found = complete(store.run_folder(name) / "checkpoints")
+    except ValueError:  # no id of a run either
+        found = []
+    if not found:
         raise ConfigError(
             f"'{name}' is neither a folder nor a run with a checkpoint under {store.home()}; "
             "`mempo up` shows the runs and their ids"

@@ -11,11 +11,16 @@ from pathlib import Path
 from prefect.runtime import flow_run
 
 from conf.load import flatten, sha256, to_yaml
+from conf.naming import run_name
+from flows.describing import datasets, description
 from flows.fingerprint import inputs, packages
 from flows.prefect_page import describe
 from mempo import own
 from mempo.config import Experiment
-from tasks import store
+from tasks import store, views
+from tasks.connection import OUTAGE
+from tasks.databases import redacted
+from tasks.system_metrics import watched
 from tasks.tracking import Kind, Tracker
 
 
@@ -87,23 +92,25 @@ def recorded(
     if resume:
         tracker.resume(resume)
         tracker.set_tags(resume, {"mempo.reason": "", **flow_run_id})
+    method, digests = method or method_name(experiment), inputs(experiment)
     run_id = resume or tracker.start(
-        name=name or f"{experiment.preset or kind}-{experiment.algorithm}-{experiment.seed}",
+        name=name or run_name(experiment, kind),
         kind=kind,
         params=flatten(experiment),
         tags={
             "mempo.algorithm": experiment.algorithm if trains else "none",
             "mempo.agent": experiment.agent.kind,
-            "mempo.method": method or method_name(experiment),
+            "mempo.method": method,
             "mempo.preset": experiment.preset,
             "mempo.seed": str(experiment.seed),
             "mempo.config_sha256": sha256(experiment),
             **flow_run_id,
-            "mempo.inputs": json.dumps(inputs(experiment)),
+            "mempo.inputs": json.dumps(digests),
             **{f"mempo.own.{s}": code for s, code in own.digests(experiment).items()},
             **(tags or {}),
         },
         parent=parent or None,
+        datasets=datasets(experiment, kind, digests),
     )
     describe(tracker.run_info(run_id).tags, tracker, run_id)
     record = Record(tracker, run_id)
@@ -114,12 +121,26 @@ def recorded(
     tracker.log_artifact(run_id, record.folder / "config.yaml")
     if not resume:
         tracker.log_text(run_id, packages(), "packages.txt")
+        page = "" if kind not in ("ablate", "sweep") else _curves(tracker, run_id)
+        text = description(experiment, kind, run_id, method=method, parent=parent, page=page)
+        tracker.set_tags(run_id, {"mlflow.note.content": text})
     try:
-        yield record
+        with watched(tracker, run_id):
+            yield record
     except Exception as error:
-        tracker.finish(run_id, "FAILED", f"{type(error).__name__}: {error}"[:500])
+        tracker.finish(run_id, "FAILED", redacted(f"{type(error).__name__}: {error}")[:500])
         raise
     except BaseException as stop:  # Ctrl-C, or Prefect cancels the flow
         tracker.finish(run_id, "KILLED", type(stop).__name__)
         raise
     tracker.finish(run_id, "FINISHED")
+
+
+def _curves(tracker: Tracker, run_id: str) -> str:
+    """Where MLflow's own pages draw the runs of a study, seen from there."""
+    client, experiment_id = tracker.connect()
+    try:
+        key = views.share(client, experiment_id, f"tags.`mlflow.parentRunId` = '{run_id}'")
+    except OUTAGE:
+        return ""
+    return views.compare_url("", experiment_id, key)

@@ -13,6 +13,7 @@ from flows.doctor_data import Kind
 from flows.fingerprint import inputs, packages
 from mempo import own
 from mempo.config import Experiment
+from tasks import store
 from tasks.connection import OUTAGE, first_line
 from tasks.records import git_commit
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from tasks.tracking import Tracker
 
+VOLATILE = ("time/", "system/")
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
@@ -42,6 +44,7 @@ def origin_of(tracker: Tracker, run_id: str) -> Origin:
         ConfigError: one line; the run is unknown, not finished, of a kind that is no single run,
             or was recorded without its configuration.
     """
+    store.run_folder(run_id)  # refuses what is no id
     try:
         run = tracker.run_info(run_id)
     except OUTAGE as error:
@@ -106,9 +109,10 @@ def _compare(
 def differences(curves: pd.DataFrame, first: str, second: str) -> tuple[int, list[str]]:
     """Points of two runs compared, exactly: how many, and a line for every metric that differs.
 
-    curves: run_id, iteration, metric, value. Times are left out: they are never the same.
+    curves: run_id, iteration, metric, value. Times and the machine's load are left out: they are
+    never the same.
     """
-    kept = curves[~curves["metric"].str.startswith("time/")]
+    kept = curves[~curves["metric"].str.startswith(VOLATILE)]
     table = kept.pivot_table(index=["metric", "iteration"], columns="run_id", values="value")
     table = table.reindex(columns=[first, second])
     gap = (table[first] - table[second]).abs()

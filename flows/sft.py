@@ -22,7 +22,6 @@ def sft(experiment: Experiment, name: str = "", parent: str = "") -> RunResult:
     """Train `policy.model` to follow the protocol, and to know what a memory is worth."""
     total = experiment.sft.steps + experiment.sft.final_steps
     cluster = experiment.cluster
-    name = name or f"{experiment.preset}-sft"
     with (
         connected([experiment], "sft"),
         recorded(experiment, "sft", name=name, parent=parent, method="SFT") as record,

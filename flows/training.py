@@ -18,7 +18,14 @@ from flows.recording import Record, RunResult
 from flows.resuming import Begun
 from mempo.config import Experiment
 from mempo.evaluation.metrics import usd
-from mempo.learners.checkpoint import add_metrics, delete, superseded, sweep
+from mempo.learners.checkpoint import (
+    add_metrics,
+    best_of,
+    complete,
+    delete,
+    superseded,
+    sweep,
+)
 from tasks import placement, stages, store
 from tasks.placement import Models
 
@@ -135,6 +142,8 @@ class Training:
         for old in superseded(parent, settings.keep, settings.best):
             self.record.tracker.drop_checkpoint(self.record.run_id, int(old.name))
             delete(old)
+        if best := best_of(complete(parent), settings.best):
+            self.record.tracker.mark_best(self.record.run_id, int(best.name))
 
     def _show_last_rollouts(self) -> None:
         """One group of the last iteration, with its advantages, for the trajectory page."""

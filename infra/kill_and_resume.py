@@ -202,7 +202,7 @@ def compare(
         steps = [step for step, _ in broken[1][key]]
         if len(set(steps)) != len(steps):
             raise SystemExit(f"{key} has more than a point a step: {broken[1][key]}")
-        if not key.startswith("time/") and sorted(points) != sorted(broken[1][key]):
+        if not key.startswith(("time/", "system/")) and sorted(points) != sorted(broken[1][key]):
             raise SystemExit(f"{key} differs: {points} and {broken[1][key]}")
     if len(whole[1]["reward/mean"]) != iterations:
         raise SystemExit(f"{iterations} points expected, found {whole[1]['reward/mean']}")

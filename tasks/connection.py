@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext
 from functools import lru_cache
 from pathlib import Path
 
@@ -21,7 +20,8 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from sqlalchemy.exc import SQLAlchemyError
 
-from tasks import store
+from tasks import databases
+from tasks.databases import redacted
 
 OUTAGE = (MlflowException, OSError, SQLAlchemyError)
 
@@ -30,16 +30,15 @@ OUTAGE = (MlflowException, OSError, SQLAlchemyError)
 def connect(uri: str, experiment: str, home: str) -> tuple[MlflowClient, str]:
     """The client and the id of the experiment, which is made where it is missing.
 
-    Artifacts of a SQLite database lie under `home`; a server says itself where its own lie.
+    Artifacts of a database lie under `home`; a server says itself where its own lie.
 
     Raises:
         ValueError: the experiment was deleted.
         MlflowException, OSError, SQLAlchemyError: the store cannot be reached.
     """
-    local = uri.startswith("sqlite:///")
-    database = Path(uri.removeprefix("sqlite:///"))
+    local = not uri.startswith(("http://", "https://"))
     # The first one to touch a fresh database creates its tables, and they only once.
-    with store.locked(database.with_name(database.name + ".lock")) if local else nullcontext():
+    with databases.creating(uri):
         client = MlflowClient(tracking_uri=uri)
         found = client.get_experiment_by_name(experiment)
         if found is None:
@@ -52,8 +51,8 @@ def connect(uri: str, experiment: str, home: str) -> tuple[MlflowClient, str]:
                 found = client.get_experiment_by_name(experiment)  # another host was faster
     if found is None or found.lifecycle_stage != "active":
         raise ValueError(
-            f"tracking.experiment: '{experiment}' was deleted in {uri}; restore it there or name "
-            "another one"
+            f"tracking.experiment: '{experiment}' was deleted in {redacted(uri)}; restore it there "
+            "or name another one"
         )
     return client, found.experiment_id
 
@@ -63,11 +62,14 @@ def unusable(uri: str, error: Exception) -> ValueError:
     cure = "start it, or leave tracking.uri empty for SQLite under MEMPO_HOME"
     if "Invalid Host header" in str(error):
         cure = "start it with --allowed-hosts naming the host that you use"
+    elif uri.startswith("postgresql"):
+        cure = f"start it, or correct {databases.DATABASE}"
     elif uri.startswith("sqlite:"):
         cure = "move the file away if it is damaged or of another MLflow, or set MEMPO_HOME"
-    return ValueError(f"tracking.uri: no use of MLflow at {uri} ({first_line(error)}); {cure}")
+    where = redacted(uri)
+    return ValueError(f"tracking.uri: no use of MLflow at {where} ({first_line(error)}); {cure}")
 
 
 def first_line(error: Exception) -> str:
-    """The first line of an error's message, at most 300 characters."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+    """The first line of an error's message, at most 300 characters, without passwords."""
+    return redacted((str(error).strip().splitlines() or [type(error).__name__])[0])[:300]

@@ -1,7 +1,8 @@
 """How a journal's entries become calls to MLflow, each at most once.
 
 Kinds of entries: `metrics` (step, metrics), `tags` (tags), `artifact` (path, folder), `text`
-(text, file), `checkpoint` (step, name, params, metrics), `drop` (step), `finish` (status).
+(text, file), `checkpoint` (step, name, params, metrics), `best` and `drop` (step), `finish`
+(status).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from tasks import journal
 POINTS_PER_BATCH = 999
 HEARTBEAT = "mempo.heartbeat"
 DELETED = "mempo.deleted"
+BEST = "mempo.best"
 METRIC_NAME = re.compile(r"[\w.\-: ]+(/[\w.\-: ]+)*")
 
 log = logging.getLogger(__name__)
@@ -97,13 +99,19 @@ def deliver(
 
 
 def checkpoints(
-    client: MlflowClient, experiment_id: str, run_id: str, step: int
+    client: MlflowClient, experiment_id: str, run_id: str, step: int | None = None
 ) -> list[LoggedModel]:
-    """The logged models of a run's checkpoint at `step`, newest first."""
-    found = client.search_logged_models(
-        [experiment_id], filter_string=f"source_run_id = '{run_id}' AND params.step = '{step}'"
-    )
-    return list(found)
+    """The logged models of a run's checkpoints (at `step` or all), newest first."""
+    wanted = f"source_run_id = '{run_id}'"
+    wanted += "" if step is None else f" AND params.step = '{step}'"
+    found: list[LoggedModel] = []
+    token = None
+    while True:
+        page = client.search_logged_models([experiment_id], filter_string=wanted, page_token=token)
+        found.extend(model for model in page if "step" in (model.params or {}))
+        token = page.token
+        if not token:
+            return found
 
 
 def _known(
@@ -139,6 +147,11 @@ def _send(
             client.log_text(run_id, entry["text"], entry["file"])
         case "checkpoint":
             _send_checkpoint(client, experiment_id, run_id, entry, points)
+        case "best":
+            for model in checkpoints(client, experiment_id, run_id):
+                best = str((model.params or {})["step"] == str(entry["step"])).lower()
+                if model.tags.get(BEST, "false") != best:
+                    client.set_logged_model_tags(model.model_id, {BEST: best})
         case "drop":
             for model in checkpoints(client, experiment_id, run_id, entry["step"]):
                 client.set_logged_model_tags(model.model_id, {DELETED: "true"})

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from mempo.config import Cluster
+from tasks.secrets import is_secret
 
 # Quiet, and nothing is sent to anybody.
 QUIET = {
@@ -39,7 +40,11 @@ def worker_env(cluster: Cluster) -> dict[str, str]:
         "MALLOC_TOP_PAD_": str(2**26),
     }
     passed_on = ("PREFECT_", "MLFLOW_", "MEMPO_", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
-    env |= {name: value for name, value in os.environ.items() if name.startswith(passed_on)}
+    env |= {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(passed_on) and not is_secret(name, value)  # Ray logs what it is told
+    }
     if not cluster.address:  # here they find what this process finds, functions of one's own too
         env["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(map(os.path.abspath, sys.path)))
     # An active run of the driver's shell must not adopt what a worker logs.

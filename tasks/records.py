@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import tempfile
-import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +13,6 @@ from typing import Any, Literal
 import pandas as pd
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, Run
-
-from tasks import processes
-from tasks.delivery import HEARTBEAT
 
 RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
 
@@ -105,30 +100,6 @@ def history(client: MlflowClient, run_id: str, key: str) -> list[Metric]:
     return sorted(client.get_metric_history(run_id, key), key=lambda point: point.step)
 
 
-def owner_tags() -> dict[str, str]:
-    """The tags that say which process owns a run, and that it was alive just now."""
-    pid = os.getpid()
-    return {
-        "mempo.host": processes.host(),
-        "mempo.pid": str(pid),
-        "mempo.pid_started": processes.birth(pid),
-        HEARTBEAT: str(int(time.time())),
-    }
-
-
-def owner_gone(tags: Mapping[str, str], last_sign: float, stale_s: float) -> str:
-    """Why the owner of a run must be dead, or '' where it lives or may live.
-
-    Its own machine knows its processes; from elsewhere only silence tells: `last_sign` is the
-    time of the last sign of life, in seconds since 1970, and `stale_s` how old it may be.
-    """
-    host, pid = tags.get("mempo.host", ""), tags.get("mempo.pid", "")
-    lives = processes.alive(host, pid, tags.get("mempo.pid_started", ""))
-    if lives is None and time.time() - last_sign > stale_s:
-        return f"no sign of life from process {pid} on {host} for {stale_s / 3600:g} hours"
-    return f"process {pid} on {host} is gone" if lives is False else ""
-
-
 def log_params(client: MlflowClient, run_id: str, params: Mapping[str, object]) -> None:
     """Log a flattened configuration, in batches that MLflow takes."""
     shown = [Param(key, param_text(value)) for key, value in params.items()]
@@ -137,12 +108,19 @@ def log_params(client: MlflowClient, run_id: str, params: Mapping[str, object]) 
 
 
 def read_json(client: MlflowClient, run_id: str, file: str) -> Any:
-    """The content of a run's JSON artifact; an empty list where the run has no such file."""
+    """The content of a run's JSON artifact; an empty list where the run has no such file.
+
+    Raises:
+        ValueError: it is no JSON, or lies elsewhere than a download of it may.
+    """
     folder, _, _ = file.rpartition("/")
     if file not in {artifact.path for artifact in client.list_artifacts(run_id, folder)}:
         return []
     with tempfile.TemporaryDirectory() as aside:
-        return json.loads(Path(client.download_artifacts(run_id, file, aside)).read_text())
+        found = Path(client.download_artifacts(run_id, file, aside)).resolve()
+        if not found.is_relative_to(Path(aside).resolve()):  # a server says what it is called
+            raise ValueError(f"artifact {file} of run {run_id} leads out of its folder")
+        return json.loads(found.read_text())
 
 
 def param_text(value: object) -> str:

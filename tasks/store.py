@@ -12,12 +12,15 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 HOME_SETTING = "MEMPO_HOME"
+
+_RUN_ID = re.compile(r"[0-9A-Za-z_-]{1,128}", re.ASCII)
 
 
 def home() -> Path:
@@ -26,7 +29,16 @@ def home() -> Path:
 
 
 def run_folder(run_id: str, root: Path | None = None) -> Path:
-    """The folder of one MLflow run under `root` (default: `home()`); not created here."""
+    """The folder of one MLflow run under `root` (default: `home()`); not created here.
+
+    Raises:
+        ValueError: `run_id`, which people type, is none and could lead out of the store.
+    """
+    if not _RUN_ID.fullmatch(run_id):
+        raise ValueError(
+            f"{run_id[:80]!r} is no id of a run, which has letters, digits, _ and - alone; "
+            "`mempo ui` shows the runs and their ids"
+        )
     return (root or home()) / "store" / run_id
 
 

@@ -36,7 +36,7 @@ def log_traces(
     and each call a TOOL span (query in, observation out). Spans carry the time of writing, in
     the order of the steps: a trajectory does not record when it happened.
     """
-    with _exporting_to(client.tracking_uri):
+    with addressed_to(client.tracking_uri):
         return [
             _log_trace(client, experiment_id, run_id, trajectory, decode, price)
             for trajectory in trajectories
@@ -127,7 +127,8 @@ def _usage(step: Step, price: Price | None) -> dict[str, object]:
 
 
 @contextmanager
-def _exporting_to(uri: str) -> Iterator[None]:
+def addressed_to(uri: str) -> Iterator[None]:
+    """`uri` as MLflow's address of the whole process, for what asks nobody else."""
     with _address_lock:
         previous = mlflow.get_tracking_uri() if mlflow.is_tracking_uri_set() else None
         mlflow.set_tracking_uri(uri)

@@ -10,24 +10,23 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from mempo.config import Price
 from mempo.types import Trajectory
-from tasks import connection, delivery, journal, records, store, traces
+from tasks import connection, databases, delivery, journal, owners, records, store, traces, views
 from tasks.connection import OUTAGE
+from tasks.owners import STALE_S
 from tasks.records import RunInfo, RunStatus
 
 if TYPE_CHECKING:
     import pandas as pd
     from mlflow import MlflowClient
-    from mlflow.entities import Metric
+    from mlflow.entities import DatasetInput, Metric
 
 Kind = Literal["train", "sft", "evaluate", "ablate", "sweep"]
-
-STALE_S = 6 * 3600.0  # several stages of the longest time-out fit in
 
 log = logging.getLogger(__name__)
 _down: set[str] = set()  # addresses whose outage this process has reported
@@ -37,19 +36,19 @@ _down: set[str] = set()  # addresses whose outage this process has reported
 class Tracker:
     """Where runs are recorded. Holds only text, so it can be sent to any process.
 
-    `uri` is the address of an MLflow server or database, empty for SQLite under `home`; `home`
-    is where journals are kept, empty for MEMPO_HOME. Both are resolved at once, so a copy in
-    another process or working folder means the same places.
+    `uri` is the address of an MLflow server or database, empty for the default (databases.py);
+    `home` is where journals are kept, empty for MEMPO_HOME. Both are resolved at once, so a copy
+    in another process or working folder means the same places.
     """
 
-    uri: str = ""
+    uri: str = field(default="", repr=False)  # of a database it may hold a password
     experiment: str = "mempo"
     home: str = ""
 
     def __post_init__(self) -> None:
         home = Path(self.home).absolute() if self.home else store.home()
         object.__setattr__(self, "home", str(home))
-        object.__setattr__(self, "uri", self.uri or f"sqlite:///{home / 'mlflow.db'}")
+        object.__setattr__(self, "uri", self.uri or databases.mlflow_uri(home))
 
     def start(
         self,
@@ -59,12 +58,13 @@ class Tracker:
         params: Mapping[str, object],
         tags: Mapping[str, str],
         parent: str | None = None,
+        datasets: Sequence[DatasetInput] = (),
     ) -> str:
         """Open a run that this process owns, and return its id.
 
-        `params` is the flattened configuration. `tags` are the caller's (`mempo.algorithm`,
-        `mempo.seed`, ...); those that say where the run lives and on what code are added. Call
-        it in the process whose end is the run's end.
+        `params` is the flattened configuration, `datasets` what the run reads. `tags` are the
+        caller's (`mempo.algorithm`, `mempo.seed`, ...); those that say where the run lives and on
+        what code are added. Call it in the process whose end is the run's end.
 
         Raises:
             ValueError: MEMPO_HOME cannot be written, or the tracking server cannot be used.
@@ -73,14 +73,17 @@ class Tracker:
         all_tags = {
             "mempo.kind": kind,
             "mempo.git_commit": records.git_commit(),
-            **records.owner_tags(),
+            **owners.owner_tags(),
             **({"mlflow.parentRunId": parent} if parent else {}),
             **tags,
         }
         client, experiment_id = self.connect()
         try:
+            views.share(client, experiment_id)
             run_id = client.create_run(experiment_id, tags=all_tags, run_name=name).info.run_id
             records.log_params(client, run_id, params)
+            if datasets:
+                client.log_inputs(run_id, list(datasets))
         except OUTAGE as error:
             raise connection.unusable(self.uri, error) from error
         return run_id
@@ -100,20 +103,16 @@ class Tracker:
                 self.check_idle(self.run_info(run_id))
                 self.flush(run_id)
                 client.update_run(run_id, status="RUNNING")
-                self.set_tags(run_id, records.owner_tags())
+                self.set_tags(run_id, owners.owner_tags())
         except OUTAGE as error:
             raise ValueError(
-                f"cannot resume the run {run_id} at {self.uri} ({connection.first_line(error)}); "
-                "check the id and tracking.uri"
+                f"cannot resume the run {run_id} at {databases.redacted(self.uri)} "
+                f"({connection.first_line(error)}); check the id and tracking.uri"
             ) from error
 
     def check_idle(self, run: RunInfo, stale_s: float = STALE_S) -> None:
         """Raise a ValueError if the run goes on in a process that lives, or may live."""
-        if run.status == "RUNNING" and not self._gone(run, stale_s):
-            pid, host = run.tags.get("mempo.pid", "?"), run.tags.get("mempo.host", "?")
-            raise ValueError(
-                f"the run {run.run_id} still goes on, in process {pid} on {host}; stop that first"
-            )
+        owners.check_idle(run, Path(self.home), stale_s)
 
     def finish(self, run_id: str, status: RunStatus, reason: str = "") -> None:
         """Close a run, with everything that was still waiting to be sent."""
@@ -129,19 +128,7 @@ class Tracker:
         for `stale_s` seconds. Runs without an owner's tags are not ours and stay. An outage of
         the server leaves all as they are. Returns the ids of the closed runs.
         """
-        closed = []
-        try:
-            running = self.find(status="RUNNING")
-        except (*OUTAGE, ValueError) as error:
-            self._report(error)
-            return []
-        for run in running:
-            reason = self._gone(run, stale_s)
-            # What the dead run could not send may hold its real end.
-            if reason and self.flush(run.run_id) and self.run_info(run.run_id).status == "RUNNING":
-                self.finish(run.run_id, "KILLED", reason)
-                closed.append(run.run_id)
-        return closed
+        return owners.reap(self, stale_s)
 
     def set_tags(self, run_id: str, tags: Mapping[str, str]) -> None:
         """Set or overwrite tags of a run."""
@@ -208,6 +195,10 @@ class Tracker:
         """Mark the checkpoint at `step` as deleted (tag mempo.deleted); its record stays."""
         self._record(run_id, {"kind": "drop", "step": step})
 
+    def mark_best(self, run_id: str, step: int) -> None:
+        """Mark the checkpoint at `step` as the run's best (tag mempo.best), and no other."""
+        self._record(run_id, {"kind": "best", "step": step})
+
     def log_traces(
         self,
         run_id: str,
@@ -224,7 +215,7 @@ class Tracker:
             client, experiment_id = self.connect()
             client.get_run(run_id)
         except (*OUTAGE, ValueError) as error:
-            self._report(error)
+            self.report(error)
             return []
         return traces.log_traces(
             client, experiment_id, run_id, trajectories, decode=decode, price=price
@@ -271,13 +262,13 @@ class Tracker:
         except OUTAGE as error:
             raise connection.unusable(self.uri, error) from error
 
-    def _gone(self, run: RunInfo, stale_s: float) -> str:
-        """Why the process that owned the run must be dead, or ''; as `reap` means it."""
-        if "mempo.pid" not in run.tags:
-            return ""
-        beat = float(run.tags.get(delivery.HEARTBEAT, run.start))
-        last_sign = max(beat, journal.touched(self._folder(run.run_id)))
-        return records.owner_gone(run.tags, last_sign, stale_s)
+    def report(self, error: Exception) -> None:
+        """Warn of an outage, once until it is over."""
+        if self.uri not in _down:
+            _down.add(self.uri)
+            where, why = databases.redacted(self.uri), connection.first_line(error)
+            kept = f"journals under {self.home} keep what is logged until it is back"
+            log.warning("%s does not answer (%s); runs go on, %s", where, why, kept)
 
     def _folder(self, run_id: str) -> Path:
         return store.run_folder(run_id, Path(self.home))
@@ -296,16 +287,10 @@ class Tracker:
         except OUTAGE as error:
             if delivery.rejected(error):
                 raise
-            self._report(error)
+            self.report(error)
             return False
         if self.uri in _down:
             _down.discard(self.uri)
-            log.warning("%s answers again and has everything of run %s", self.uri, run_id)
+            where = databases.redacted(self.uri)
+            log.warning("%s answers again and has everything of run %s", where, run_id)
         return True
-
-    def _report(self, error: Exception) -> None:
-        if self.uri not in _down:
-            _down.add(self.uri)
-            why = connection.first_line(error)
-            kept = f"journals under {self.home} keep what is logged until it is back"
-            log.warning("%s does not answer (%s); runs go on, %s", self.uri, why, kept)

@@ -164,3 +164,33 @@ def test_tests_mirror_the_modules():
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         folder = path.parent.relative_to(ROOT / "tests")
         assert folder == Path() or (ROOT / folder).is_dir(), f"{path}: no {folder} to test"
+
+
+def test_no_pickle_is_ever_loaded():
+    """It runs what its writer put in it: weights are safetensors, records JSON and Parquet."""
+    modules = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
+    calls = {"torch.load", "pd.read_pickle", "pandas.read_pickle", "mlflow.pytorch.load_model"}
+    wrong = []
+    for path in (path for package in PACKAGES for path in files(package)):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        wrong += [f"{path}: {name}" for name, _ in imports(path) if name.split(".")[0] in modules]
+        for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+            said = {word.arg: ast.unparse(word.value) for word in call.keywords}
+            if (name := ast.unparse(call.func)) in calls or said.get("allow_pickle") == "True":
+                wrong.append(f"{path}: {name}")
+    assert wrong == []
+
+
+def test_weights_are_read_from_safetensors_alone():
+    """Those of policies and checkpoints; a GGUF file is no pickle either."""
+    wrong = []
+    for folder in ("learners", "policies", "samplers"):
+        for path in sorted((ROOT / "mempo" / folder).rglob("*.py")):
+            for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if not isinstance(call, ast.Call):
+                    continue
+                name = ast.unparse(call.func)
+                said = {word.arg: ast.unparse(word.value) for word in call.keywords}
+                if name.startswith("AutoModel") and said.get("use_safetensors") != "True":
+                    wrong.append(f"{path.name}:{call.lineno}")
+    assert wrong == []

@@ -14,4 +14,5 @@ AgentKind = Literal["self_memory", "react", "truncation", "summary", "retrieval"
 class Settings(BaseModel):
     """Base of all settings: immutable, and an unknown or misspelled key is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # Errors do not repeat what was given: it may be an address with a password.
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)

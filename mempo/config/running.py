@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from mempo.config.addresses import NO_PASSWORD, without_password
 from mempo.config.base import Positive, Settings
 
 
@@ -73,12 +74,25 @@ class Tracking(Settings):
 
     uri: str = Field(
         default="",
-        description="MLflow server, e.g. http://host:5000. Empty: SQLite under MEMPO_HOME.",
+        json_schema_extra={"pattern": NO_PASSWORD},
+        description="MLflow server, e.g. http://host:5000, without a password (that is "
+        "MLFLOW_TRACKING_PASSWORD in the environment). Empty: SQLite under MEMPO_HOME, or the "
+        "database that MEMPO_DATABASE_URL names.",
     )
     experiment: str = Field(default="mempo", description="MLflow experiment.")
     traces: int = Field(
         default=2, ge=0, description="Trajectories per evaluation kept as MLflow traces."
     )
+
+    @field_validator("uri")
+    @classmethod
+    def _no_password(cls, uri: str) -> str:
+        return without_password(
+            uri,
+            "tracking.uri",
+            "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD in the environment, or "
+            "MEMPO_DATABASE_URL for a database",
+        )
 
 
 class Cluster(Settings):

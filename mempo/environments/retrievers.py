@@ -6,6 +6,7 @@ its place: one bad call never costs its neighbours theirs.
 
 from __future__ import annotations
 
+import os
 import time
 import unicodedata
 import weakref
@@ -24,6 +25,8 @@ from mempo.types import Passage
 
 SearchResult = list[Passage] | ToolError
 R = TypeVar("R")
+
+TOKEN = "MEMPO_RETRIEVER_TOKEN"  # in the environment: settings hold no secrets
 
 _TIMEOUT = httpx.Timeout(60.0, connect=5.0)  # seconds; a cold index answers its first query late
 _REPLY_S = 120.0  # a whole reply, however steadily it trickles
@@ -186,7 +189,7 @@ class _Server:
         self._url = url if url.endswith(endpoint) else url + endpoint
         self._retries = retries
         self._wait_s = wait_s
-        self._client = httpx.Client(timeout=_TIMEOUT)
+        self._client = httpx.Client(timeout=_TIMEOUT, headers=_authorization())
         weakref.finalize(self, self._client.close)  # connections stay open until then
 
     def post(self, request: Mapping[str, Any], parse: Callable[[Any], R]) -> R:
@@ -257,6 +260,13 @@ class _Server:
             f"environment.retriever_url: {self._url} sent no passages ({reason}); check that "
             "environment.retriever names this server's protocol"
         )
+
+
+def _authorization() -> dict[str, str]:
+    token = os.environ.get(TOKEN, "").strip()
+    if not (token.isascii() and token.isprintable()):  # an HTTP error would repeat it
+        raise ValueError(f"{TOKEN}: a token is one line of ASCII characters; correct it")
+    return {"Authorization": f"Bearer {token}"} if token else {}
 
 
 def _check(search: Callable[[Sequence[str], int], list[SearchResult]]) -> None:

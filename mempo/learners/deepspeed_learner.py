@@ -153,7 +153,9 @@ class DeepSpeedLearner(TorchLearner):
         tensors = load_file(folder / OPTIMIZER)
         weights = {n: t for n in self.names if (t := tensors.get(f"{n}.master")) is not None}
         if len(weights) < len(self.names):  # of float32 weights the model's own file is all
-            saved: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=self.model.dtype)
+            saved: Any = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=self.model.dtype, use_safetensors=True
+            )
             weights = dict(saved.named_parameters())
         for name, p in zip(self.names, self.trained, strict=True):
             with self._gathered([p], write=True), torch.no_grad():

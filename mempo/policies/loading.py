@@ -45,7 +45,10 @@ def load_model(policy: Policy, codec: Codec, *, seed: int = 0) -> Any:
     from transformers import AutoModelForCausalLM
 
     model: Any = AutoModelForCausalLM.from_pretrained(
-        _checked(policy.model), dtype=getattr(torch, policy.dtype), attn_implementation="sdpa"
+        _checked(policy.model),
+        dtype=getattr(torch, policy.dtype),
+        attn_implementation="sdpa",
+        use_safetensors=True,  # a pickle runs what its writer put in it
     )
     return model.to(device)
 
@@ -71,7 +74,9 @@ def load_into(model: Any, folder: Path) -> None:
     """
     from transformers import AutoModelForCausalLM
 
-    saved: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=model.dtype)
+    saved: Any = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=model.dtype, use_safetensors=True
+    )
     try:
         model.load_state_dict(saved.state_dict())
     except RuntimeError as error:

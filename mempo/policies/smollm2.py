@@ -178,7 +178,9 @@ def verify(folder: Path) -> None:
     if not prompt.endswith(turn):
         raise FetchError(f"The chat template renders a question as {prompt!r}.")
     # transformers' types do not see `generate` on what an Auto class returns.
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, use_safetensors=True
+    )
     ids = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)["input_ids"]
     with torch.inference_mode():
         output = model.generate(ids, max_new_tokens=16, do_sample=False)[0, ids.shape[1] :]

@@ -100,6 +100,10 @@ def test_train_tags_params_and_files_are_where_others_look_for_them(
     assert info.tags["mempo.config_sha256"] == sha256(trained.experiment)
     assert info.tags["prefect.flow_run_id"]
     assert info.params["loss.clip"] == "0.0"  # the policy's own
+    assert f"`mempo reproduce {info.run_id}`" in info.tags["mlflow.note.content"]
+    read = tracker().connect()[0].get_run(info.run_id).inputs
+    assert read is not None
+    assert {data.dataset.name for data in read.dataset_inputs} == {"atlas, train", "atlas, eval"}
     folder = home / "store" / trained.result.run_id
     assert (folder / "config.yaml").is_file()
     kept = sorted(f.name for f in (folder / "checkpoints").iterdir())

@@ -48,6 +48,7 @@ def test_files_and_models_have_a_fingerprint(tmp_path: Path) -> None:
 def test_points_are_compared_one_by_one_and_times_are_not() -> None:
     rows = [("a", 1, "loss", 0.5), ("b", 1, "loss", 0.5), ("a", 1, "time/x", 1.0)]
     rows.append(("b", 1, "time/x", 2.0))
+    rows += [("a", 1, "system/x", 1.0), ("b", 2, "system/x", 2.0)]
     assert differences(pd.DataFrame(rows, columns=ROWS), "a", "b") == (1, [])
     rows += [("a", 2, "loss", 0.5), ("b", 2, "loss", 0.75), ("a", 1, "em", 1.0)]
     count, lines = differences(pd.DataFrame(rows, columns=ROWS), "a", "b")

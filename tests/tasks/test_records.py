@@ -1,5 +1,10 @@
 import json
 import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 
 from tasks import records
 
@@ -42,3 +47,27 @@ def test_the_commit_is_that_of_the_code_and_says_when_it_was_changed(monkeypatch
 def test_without_git_the_commit_is_unknown(monkeypatch):
     monkeypatch.setenv("PATH", "")
     assert records.git_commit() == "unknown"
+
+
+def test_a_download_stays_in_its_own_folder(tmp_path):
+    (tmp_path / "secret.json").write_text("[1]")
+
+    def client(place: str) -> Any:
+        def download(run_id: str, file: str, aside: str) -> str:
+            target = Path(aside) / file
+            if place == "link":
+                target.symlink_to(tmp_path / "secret.json")
+            elif place == "inside":
+                target.write_text("[2]")
+            else:
+                target = tmp_path / "secret.json"
+            return str(target)
+
+        listed = [SimpleNamespace(path="plan.json")]
+        return SimpleNamespace(list_artifacts=lambda *_: listed, download_artifacts=download)
+
+    assert records.read_json(client("inside"), "r", "plan.json") == [2]
+    assert records.read_json(client("inside"), "r", "other.json") == []
+    for place in ("link", "outside"):
+        with pytest.raises(ValueError, match=r"plan\.json of run r leads out"):
+            records.read_json(client(place), "r", "plan.json")

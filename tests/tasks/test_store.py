@@ -27,6 +27,25 @@ def test_the_layout_is_the_documented_one(monkeypatch, tmp_path):
     assert store.checkpoint_folder("r1", 3, Path("/x")) == Path("/x/store/r1/checkpoints/000003")
 
 
+@given(st.text() | st.from_regex(r"[.]{0,2}[/\\\\]?\w*\n?"))
+def test_what_people_type_as_a_run_never_leads_out_of_the_store(run_id):
+    root = Path("/x")
+    try:
+        folder = store.run_folder(run_id, root)
+    except ValueError as error:
+        assert "\n" not in str(error) and "is no id of a run" in str(error)
+    else:
+        assert folder.parent == root / "store" and folder.name == run_id
+        assert folder.resolve().parent == (root / "store").resolve()
+
+
+@pytest.mark.parametrize("run_id", ["", ".", "..", "../x", "a/b", "/etc", "a\n", "~", "a.b", "ä"])
+def test_a_run_that_is_no_id_is_refused_in_one_line(run_id):
+    with pytest.raises(ValueError, match="is no id of a run") as error:
+        store.checkpoint_folder(run_id, 1)
+    assert "\n" not in str(error.value)
+
+
 def test_check_writable_makes_the_folder_and_leaves_nothing_in_it(tmp_path):
     store.check_writable(tmp_path / "a" / "b")
     assert list((tmp_path / "a" / "b").iterdir()) == []

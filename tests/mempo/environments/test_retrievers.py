@@ -35,6 +35,7 @@ class SearchServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.answer = answer
         self.asked: list[dict[str, Any]] = []
+        self.authorization: list[str | None] = []
         self.url = f"http://127.0.0.1:{self.server_port}"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -49,6 +50,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.asked.append(body)
+        self.server.authorization.append(self.headers["Authorization"])
         status, reply = self.server.answer(self.path, body)
         content = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
         self.send_response(status)
@@ -356,6 +358,19 @@ def test_replies_of_another_shape_are_errors_never_passages(serve, client, answe
     assert isinstance(found, ToolError)
     assert "sent no passages" in str(found)
     assert "\n" not in str(found)
+
+
+@BOTH_CLIENTS
+def test_a_token_comes_from_the_environment_alone(serve, client, answer, monkeypatch):
+    server = serve(answer)
+    client(server.url).search(["a"], 1)
+    monkeypatch.setenv("MEMPO_RETRIEVER_TOKEN", "hunter2\n")
+    client(server.url).search(["a"], 1)
+    assert server.authorization == [None, "Bearer hunter2"]
+    monkeypatch.setenv("MEMPO_RETRIEVER_TOKEN", "hunt\ner2")
+    with pytest.raises(ValueError, match=r"^MEMPO_RETRIEVER_TOKEN: a token is one line") as error:
+        client(server.url)
+    assert "er2" not in str(error.value)
 
 
 @pytest.mark.parametrize("client", [SearchR1Client, RecallClient])

@@ -1,0 +1,40 @@
+"""Addresses that hold no secret: settings are recorded, shown and sent; the environment is not."""
+
+from __future__ import annotations
+
+import re
+
+# What stands before the @, as SQLAlchemy and browsers read it; `host:80/a@b` holds no password.
+_USERINFO = re.compile(r"://(?P<user>[^:/?#@\s'\"]*):(?!\d+/)[^\s'\"]*@")
+_QUERY = re.compile(r"(?P<key>[?&]password=)[^&\s'\"]*")
+
+# For the form, which knows patterns and no code: no `user:password@`.
+NO_PASSWORD = r"^(?![^/]*://[^:/?#@]*:(?![0-9]+/)[^\s]*@)"
+
+
+def holds_password(address: str) -> bool:
+    """Whether an address has the form scheme://user:password@host or says ?password=."""
+    return bool(_USERINFO.search(address) or _QUERY.search(address))
+
+
+def redacted(text: str) -> str:
+    """The text with *** for the password of every address in it.
+
+    >>> redacted("no answer from postgresql://me:secret@host/db")
+    'no answer from postgresql://me:***@host/db'
+    """
+    return _QUERY.sub(r"\g<key>***", _USERINFO.sub(r"://\g<user>:***@", text))
+
+
+def without_password(address: str, setting: str, cure: str) -> str:
+    """The address itself.
+
+    Raises:
+        ValueError: it holds a password; the message names the setting and not the address.
+    """
+    if holds_password(address):
+        raise ValueError(
+            f"{setting} holds a password, and settings are recorded and shown; write the address "
+            f"without it and {cure}"
+        )
+    return address

@@ -1,0 +1,89 @@
+import re
+
+import pytest
+from pydantic import ValidationError
+
+from conf.load import load
+from conf.text import ConfigError
+from mempo.config import Environment, Tracking
+from mempo.config.addresses import NO_PASSWORD, holds_password, redacted
+
+WITH_PASSWORD = (
+    "http://me:hunter2@host:5000",
+    "https://:hunter2@host/path",
+    "postgresql://me:hunter2@host/db",
+    "postgresql+psycopg2://me:hunt/er2@host:5432/db",
+    "postgresql://me:hunter2@x@host/db",
+)
+WITHOUT = (
+    "",
+    "http://host:5000",
+    "http://host:5000/a@b",
+    "http://me@host:5000",
+    "postgresql://me@host/db",
+    "sqlite:////folder/a:b@c.db",
+    "mlruns",
+)
+
+
+@pytest.mark.parametrize("address", WITH_PASSWORD)
+def test_a_password_in_an_address_is_seen_and_masked(address):
+    assert holds_password(address)
+    assert not re.search(NO_PASSWORD, address)  # the form refuses it, too
+    shown = redacted(f"(no answer from {address}); start it")
+    assert "hunt" not in shown and "er2" not in shown
+    assert shown.startswith("(no answer from ") and shown.endswith("); start it")
+
+
+@pytest.mark.parametrize("address", WITHOUT)
+def test_an_address_without_a_password_is_left_alone(address):
+    assert not holds_password(address) and redacted(address) == address
+    assert re.search(NO_PASSWORD, address)
+    assert Tracking(uri=address).uri == Environment(retriever_url=address).retriever_url == address
+
+
+def test_a_password_in_a_query_is_one():
+    assert redacted("postgresql://host/db?password=hunter2&a=b") == (
+        "postgresql://host/db?password=***&a=b"
+    )
+
+
+@pytest.mark.parametrize(
+    ("setting", "cure"),
+    [
+        ("tracking.uri", "MLFLOW_TRACKING_PASSWORD"),
+        ("environment.retriever_url", "MEMPO_RETRIEVER_TOKEN"),
+    ],
+)
+def test_a_setting_with_a_password_is_refused_without_repeating_it(setting, cure, tmp_path):
+    section, name = setting.split(".")
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"{section}:\n  {name}: http://me:hunter2@host\n")
+    messages = []
+    with pytest.raises(ConfigError, match=f"^{setting} holds a password") as refused:
+        load("test", overrides=[f"{setting}=http://me:hunter2@host"])
+    messages.append(str(refused.value))
+    with pytest.raises(ConfigError, match=f"^{setting} holds a password") as refused:
+        load(str(file))
+    messages.append(str(refused.value))
+    with pytest.raises(ValidationError) as invalid:
+        {"tracking": Tracking, "environment": Environment}[section](
+            **{name: "http://me:hunter2@host"}
+        )
+    assert all(cure in message for message in messages)
+    assert "hunter2" not in " ".join([*messages, str(invalid.value)])
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "tracking.url=http://me:hunter2@host",
+        "http://me:hunter2@host",
+        "iterations=http://me:hunter2@host",
+        "tracking.experiment.uri=http://me:hunter2@host",
+    ],
+)
+def test_no_other_refusal_repeats_a_password(override):
+    with pytest.raises(ConfigError) as refused:
+        load("test", overrides=[override])
+    assert "hunter2" not in str(refused.value)
