@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from conf.study_file import check_seeds
 from conf.sweep_file import METRIC, Method, SweepFile, check_free, read_sweep
 from conf.text import ConfigError, read_mapping
 from mempo.config import Experiment
-from mempo.config.space import Dimension, written
+from mempo.config.space import Dimension, shown_point, written
 
 Point = Mapping[str, object]  # setting -> value, one of each dimension
 
@@ -121,7 +121,7 @@ def load_sweep(
     experiments = _ends(file, found, wanted[0])
     for experiment in experiments:
         _check_measured(file, experiment)
-    return Sweep(**(vars(found) | {"experiments": tuple(experiments)}))
+    return replace(found, experiments=tuple(experiments))
 
 
 def best_yaml(experiment: Experiment, preset: str, origin: str) -> str:
@@ -170,9 +170,10 @@ def _ends(file: SweepFile, sweep: Sweep, seed: int) -> list[Experiment]:
     found = [made(point) for point in points]
     for i, point in enumerate(points):
         if found[i] in found[:i]:
+            twin = points[found.index(found[i])]
             raise ConfigError(
-                f"sweep {file.path.name}: 'space' has {_told(points[found.index(found[i])])} and "
-                f"{_told(point)}, which mean the same; keep one"
+                f"sweep {file.path.name}: 'space' has {shown_point(twin)} and "
+                f"{shown_point(point)}, which mean the same; keep one"
             )
     for point in sweep.grid:
         made(point)
@@ -183,11 +184,7 @@ def _made(file: SweepFile, sweep: Sweep, seed: int, point: Point) -> Experiment:
     try:
         return sweep.experiment(point, seed)
     except ConfigError as error:
-        raise ConfigError(f"sweep {file.path.name}, at {_told(point)}: {error}") from None
-
-
-def _told(point: Point) -> str:
-    return ", ".join(f"{name}={written(value)}" for name, value in point.items())
+        raise ConfigError(f"sweep {file.path.name}, at {shown_point(point)}: {error}") from None
 
 
 def _check_measured(file: SweepFile, experiment: Experiment) -> None:

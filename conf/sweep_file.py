@@ -52,10 +52,7 @@ def read_sweep(path: Path) -> SweepFile:
     space = _space(where, content.get("space"))
     taken = {dimension.setting for dimension in space}
     check_free(f"{where}: 'set'", settings, taken)
-    method = content.get("method", "tpe")
-    if method not in get_args(Method):
-        known = ", ".join(get_args(Method))
-        raise ConfigError(f"{where}: 'method' = {method!r}; must be one of {known}")
+    method = _method(where, content.get("method", "tpe"))
     prune = content.get("prune", False)
     if not isinstance(prune, bool):
         raise ConfigError(f"{where}: 'prune' = {prune!r}; must be true or false")
@@ -82,6 +79,15 @@ def check_free(where: str, settings: tuple[str, ...] | list[str], taken: set[str
         name = setting.partition("=")[0].strip()
         if name in taken:
             raise ConfigError(f"{where} and 'space' both name {name}; drop one")
+
+
+def _method(where: str, value: object) -> Method:
+    for known in get_args(Method):
+        if value == known:
+            return known
+    raise ConfigError(
+        f"{where}: 'method' = {value!r}; must be one of {', '.join(get_args(Method))}"
+    )
 
 
 def _positive(where: str, key: str, value: object) -> int:

@@ -13,6 +13,7 @@ import typer
 from flows.commands_around import doctor, fetch, ui
 from flows.commands_compare import ablate, report, reproduce
 from flows.commands_run import evaluate, export, sft, train
+from flows.commands_sweep import sweep
 from flows.listing import Command, Commands
 
 app = typer.Typer(
@@ -39,6 +40,7 @@ def _mempo() -> None:
     \b
       mempo doctor                     is everything there that a run needs?
       mempo ablate demo                GRPO and MemPO from one start, and a page that compares them
+      mempo sweep demo                 the best learning rate and memory weight of the demo
       mempo train --set loss.clip=0.3  one run of the demo, with another clip range
       mempo ui                         look at the runs in the browser
 
@@ -46,7 +48,7 @@ def _mempo() -> None:
     """
 
 
-for _function in (train, sft, evaluate, ablate):
+for _function in (train, sft, evaluate, ablate, sweep):
     app.command(cls=Command)(_function)
 for _function in (report, reproduce):
     app.command()(_function)

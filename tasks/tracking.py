@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Metric
 
-Kind = Literal["train", "sft", "evaluate", "ablate", "sweep"]
+Kind = Literal["train", "sft", "evaluate", "ablate", "sweep", "trial"]
 
 STALE_S = 6 * 3600.0  # several stages of the longest time-out fit in
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -52,3 +53,13 @@ class Dimension:
 def written(value: object) -> str:
     """A value as people read and write it: text as it is, anything else as JSON."""
     return value if isinstance(value, str) else json.dumps(value)
+
+
+def shown(value: object) -> str:
+    """A value for a table or a line of progress: a number at four digits."""
+    return f"{value:.4g}" if isinstance(value, float) else written(value)
+
+
+def shown_point(point: Mapping[str, object]) -> str:
+    """'learner.lr=0.0003, memory.weight=0.5'."""
+    return ", ".join(f"{name}={shown(value)}" for name, value in point.items())
