@@ -107,7 +107,7 @@ def report_runs(
     if not baseline and len(set(own)) > 1:
         raise ValueError(f"the studies compare with {' and '.join(own)}; choose by --baseline")
     baseline = baseline or default
-    notes += [line for found in sweeps for line in found.gain(evaluations)]
+    searches = [found.table_with(evaluations) for found in sweeps]
     page = write_report(
         folder,
         title=", ".join(titles or (i.name for i in infos.values())),
@@ -117,9 +117,9 @@ def report_runs(
         notes=notes,
         facts=_facts(infos),
         baseline=baseline,
-        sweeps=[found.table for found in sweeps],
+        sweeps=searches,
     )
-    trials = [part for found in sweeps for part in (trials_text(found.table), "")]
+    trials = [part for search in searches for part in (trials_text(search), "")]
     if evaluations.empty:
         return page, "\n".join([*trials, *notes])
     differences = [*difference_lines(evaluations, baseline), *notes]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from conf.sweep_file import METRIC
@@ -25,9 +25,14 @@ class Swept:
     runs: list[str]
     winner: str  # how tables call the best trial; empty where none has a value
     baseline: str  # the runner-up; empty where there is none
+    choice: list[str]  # which trial is the best, in words
     notes: list[str]
 
-    def gain(self, evaluations: pd.DataFrame) -> list[str]:
+    def table_with(self, evaluations: pd.DataFrame) -> SweepTable:
+        """The table with what came out: the best, and what it gains over the runner-up."""
+        return replace(self.table, findings=(*self.choice, *self._gain(evaluations)))
+
+    def _gain(self, evaluations: pd.DataFrame) -> list[str]:
         """What the best trial gains over the runner-up by the metric that chose it, in words."""
         from mempo.evaluation.tables import METRICS, against_baseline, interval, t_interval
 
@@ -44,9 +49,9 @@ class Swept:
         t = t_interval(found, form)
         told = interval(found.mean, found.low, found.high, form) + (f" (t {t})" if t else "")
         return [
-            f"the best over the runner-up, {self.winner} - {self.baseline} by "
-            f"{self.table.metric}: {told}, paired by seed and question; of the best of "
-            f"{len(self.table.trials)} trials an interval is too kind"
+            f"The best over the runner-up, {self.winner} - {self.baseline} by "
+            f"{self.table.metric}: {told}, paired by seed and question. For the best of "
+            f"{len(self.table.trials)} trials an interval is too kind."
         ]
 
 
@@ -84,7 +89,8 @@ def swept(tracker: Tracker, run_id: str) -> Swept | None:
         [run_id for trial in best for run_id in _runs(tracker, trial)],
         names[0],
         names[1],
-        [*_choice(table, order), *_lost(trials)],
+        _choice(order, plan["metric"]),
+        _lost(trials),
     )
 
 
@@ -122,14 +128,14 @@ def _runs(tracker: Tracker, trial: Trial) -> list[str]:
     return list({run.tags.get("mempo.seed", ""): run.run_id for run in reversed(runs)}.values())
 
 
-def _choice(table: SweepTable, order: list[Trial]) -> list[str]:
+def _choice(order: list[Trial], metric: str) -> list[str]:
     if not order:
-        return [f"sweep {table.name}: no trial has a value yet"]
+        return ["No trial has a value yet."]
     best = order[0]
     return [
-        f"sweep {table.name}: the best is {best.name} ({shown_point(best.point)}) with "
-        f"{table.metric} {best.outcome.value:.4f}; chosen on the very questions that are reported, "
-        "which flatters it"
+        f"The best is {best.name} ({shown_point(best.point)}) with {metric} "
+        f"{best.outcome.value:.4f}; it was chosen on the very questions that are reported, which "
+        "flatters it."
     ]
 
 

@@ -21,6 +21,7 @@ from mempo.evaluation.sweeps import SweepTable
 
 _WINNER, _OTHER, _LOST = "#D55E00", "#0072B2", "#888888"
 _MARKERS = {"pruned": "v", "failed": "x", "running": "$?$", "cut off": "$?$"}
+_TICKS = 6  # values that an axis names one by one
 _BELOW = {"pruned": -0.06, "failed": -0.12}  # the axis of values: what has none
 
 
@@ -126,7 +127,8 @@ def _draw_axes(axes: Axes, labels: Sequence[list[tuple[float, str]]], names: lis
         for height, text in ticks:
             axes.plot([x - 0.02, x], [height, height], color=_LOST, lw=1, zorder=1)
             side, away = ("left", 5) if x == last else ("right", -5)
-            axes.annotate(text, (x, height), (away, 0), textcoords="offset points", fontsize=8,
+            # A little above the lines that meet there.
+            axes.annotate(text, (x, height), (away, 6), textcoords="offset points", fontsize=8,
                           ha=side, va="center", zorder=5)  # fmt: skip
     wrapped = [name.replace(".", ".\n", 1).replace("/", "/\n", 1) for name in names]
     axes.set_xticks(range(len(names)), wrapped)
@@ -165,8 +167,8 @@ def _place(dimension: Dimension, value: object) -> float:
 
 
 def _ticks(dimension: Dimension) -> list[tuple[float, str]]:
-    if dimension.choices:
-        return [(_place(dimension, choice), written(choice)) for choice in dimension.choices]
+    if dimension.choices or (dimension.countable and len(dimension.values) <= _TICKS):
+        return [(_place(dimension, value), written(value)) for value in dimension.values]
     middle = (
         np.sqrt(dimension.low * dimension.high)
         if dimension.log

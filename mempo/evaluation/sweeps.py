@@ -24,6 +24,7 @@ class SweepTable:
     'running', 'cut off'), `rank` (1: the winner; missing where it is no candidate), `value`
     (NaN unless it is complete), `by_seed` and `reason` in words, and a column per setting of
     `space`. `importance`: share of what each setting explains; empty where it is unknown.
+    `findings`: what came out of it, in sentences.
     """
 
     name: str
@@ -33,6 +34,7 @@ class SweepTable:
     space: tuple[Dimension, ...]
     trials: pd.DataFrame
     importance: Mapping[str, float]
+    findings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         columns = (*COLUMNS, *(dimension.setting for dimension in self.space))
@@ -96,4 +98,4 @@ def trials_text(sweep: SweepTable) -> str:
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in lines
     ]
-    return "\n".join([f"{sweep.name}: {sweep.counts}", "", *text])
+    return "\n".join([f"{sweep.name}: {sweep.counts}", "", *text, "", *sweep.findings])
