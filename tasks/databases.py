@@ -29,6 +29,8 @@ def optuna_url() -> str:
             "correct it, or unset it for SQLite under MEMPO_HOME"
         )
     there = make_url(given).update_query_dict({"options": "-csearch_path=optuna"})
+    if there.drivername == "postgresql":  # which driver that means depends on SQLAlchemy's version
+        there = there.set(drivername="postgresql+psycopg2")
     return there.render_as_string(hide_password=False)
 
 

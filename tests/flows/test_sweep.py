@@ -65,6 +65,22 @@ def tracker(home: Path, request: pytest.FixtureRequest) -> Tracker:
     return Tracker(experiment=request.node.name)
 
 
+@pytest.fixture
+def page() -> None:
+    """For tests that look at the page: it is drawn, which takes seconds."""
+
+
+@pytest.fixture(autouse=True)
+def no_page(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(tracker: Tracker, run_ids: list[str], folder: Path) -> tuple[Path, str]:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "report.html").write_text("")
+        return folder / "report.html", ""
+
+    if "page" not in request.fixturenames:
+        monkeypatch.setattr("flows.sweep.report_runs", nothing)
+
+
 class Trains:
     """Stands for the `train` flow: a run in MLflow with an evaluation of two questions.
 
@@ -156,7 +172,7 @@ def test_trials_are_runs_with_a_run_for_each_seed_and_the_best_is_a_preset(write
     assert {"best.yaml", "sweep.json", "report", "config.yaml"} <= artifacts
 
 
-def test_a_trial_without_a_finite_value_never_wins_and_stops_no_other(write, trains, tracker):
+def test_a_trial_without_a_finite_value_never_wins_and_stops_no_other(write, trains, tracker, page):
     bad = {1: nan, 2: inf, 3: RuntimeError("out of\nmemory"), 4: -inf}
     begun = []
 
@@ -175,9 +191,9 @@ def test_a_trial_without_a_finite_value_never_wins_and_stops_no_other(write, tra
     assert result.failed == reasons
     assert {t.number for t in ranked(trials)} == {0, 5}
     assert Path(result.best).read_text().startswith(("# trial 0 ", "# trial 5 "))
-    page, tags = Path(result.report).read_text(), tracker.run_info(result.run_id).tags
+    html, tags = Path(result.report).read_text(), tracker.run_info(result.run_id).tags
     for name, reason in reasons.items():
-        assert f"{name} failed: {reason}" in page and f"{name}: {reason}" in tags["mempo.failed"]
+        assert f"{name} failed: {reason}" in html and f"{name}: {reason}" in tags["mempo.failed"]
         assert reason in result.table
     # To the search they have no value, either.
     import optuna
@@ -198,7 +214,7 @@ def test_a_sweep_without_any_value_fails(write, trains, tracker):
     assert "2 trials: 2 failed" in table and "No trial has a value yet" in table
 
 
-def test_a_poor_trial_is_stopped_with_its_first_seed_and_has_no_value(write, trains, tracker):
+def test_a_poor_trial_is_stopped_with_its_first_seed_and_has_no_value(write, trains, tracker, page):
     plan = write(("metric:", "prune: true\nmetric:"), ("trials: 6", "trials: 9"))
     stand_in = trains(good, curve=(0.5, 0.9))
     result = sweep(plan)
@@ -298,26 +314,24 @@ def test_a_kill_between_the_end_of_a_trial_and_its_record_runs_nothing_twice(
     with pytest.MonkeyPatch.context() as patch:
         from tasks.search import Search
 
+        tell, finish = Search.tell, Tracker.finish
+
+        def dies_before_telling(self, number, *rest):
+            if number == 1:
+                raise Stop
+            tell(self, number, *rest)
+
+        def dies_before_closing(self, run_id, status, reason=""):
+            info = self.run_info(run_id)
+            ours = info.kind == "trial" and info.tags["mempo.trial"] == "1"
+            if ours and outcome_of(info).state and status != "KILLED":
+                raise Stop
+            finish(self, run_id, status, reason)
+
         if place == "before the search is told":
-            tell = Search.tell
-
-            def dies(self, number, *rest):
-                if number == 1:
-                    raise Stop
-                tell(self, number, *rest)
-
-            patch.setattr(Search, "tell", dies)
+            patch.setattr(Search, "tell", dies_before_telling)
         else:
-            finish = Tracker.finish
-
-            def dies(self, run_id, status, reason=""):
-                info = self.run_info(run_id)
-                ours = info.kind == "trial" and info.tags["mempo.trial"] == "1"
-                if ours and outcome_of(info).state and status != "KILLED":
-                    raise Stop
-                finish(self, run_id, "KILLED" if info.kind == "trial" and reason else status)
-
-            patch.setattr(Tracker, "finish", dies)
+            patch.setattr(Tracker, "finish", dies_before_closing)
         run_id = cut_off(plan, tracker)
     (run,) = tracker.find({"mempo.trial": "1", "mempo.kind": "trial", "mempo.sweep": run_id})
     if run.status == "RUNNING":  # as a reap would close it
@@ -391,14 +405,16 @@ def test_a_resume_with_other_settings_is_refused_by_name(write, trains, tracker)
         run_to_resume(tracker, plan, child.run_id)
 
 
-def test_the_report_of_a_sweep_needs_mlflow_alone(write, trains, tracker, tmp_path, monkeypatch):
+def test_the_report_of_a_sweep_needs_mlflow_alone(
+    write, trains, tracker, tmp_path, monkeypatch, page
+):
     plan = write(("metric:", "prune: true\nmetric:"), ("trials: 6", "trials: 9"))
     bad = iter(range(99))
     trains(lambda e: nan if next(bad) == 2 else good(e), curve=(0.5, 0.9))
     result = sweep(plan)
     monkeypatch.setattr("tasks.databases.optuna_url", lambda: 1 / 0)
-    page, table = report_runs(tracker, [result.run_id], tmp_path)
-    html = page.read_text()
+    file, table = report_runs(tracker, [result.run_id], tmp_path)
+    html = file.read_text()
     first, second = ranked(trials_of(tracker, result.run_id))[:2]
     assert table == result.table
     assert "chosen on the very questions that are reported" in html and "1 failed" in html
@@ -423,7 +439,7 @@ def test_a_sweep_that_is_not_done_is_reported_as_far_as_it_is(write, trains, tra
     assert "The best over the runner-up" in table
 
 
-def test_what_the_command_prints_and_its_exit_status(write, trains, monkeypatch, capsys):
+def test_what_the_command_prints_and_its_exit_status(write, trains, monkeypatch, capsys, page):
     from contextlib import nullcontext
 
     import typer

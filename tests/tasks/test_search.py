@@ -172,7 +172,7 @@ def test_the_database_is_a_file_or_the_schema_of_a_postgres(monkeypatch):
     assert databases.optuna_url() == f"sqlite:///{databases.store.home()}/optuna.db"
     monkeypatch.setenv("MEMPO_DATABASE_URL", "postgresql://me:secret@db:5432/mempo?sslmode=require")
     url = databases.optuna_url()
-    assert url.startswith("postgresql://me:secret@db:5432/mempo?")
+    assert url.startswith("postgresql+psycopg2://me:secret@db:5432/mempo?")
     assert "options=-csearch_path%3Doptuna" in url and "sslmode=require" in url
     assert "secret" not in databases.shown(url)
     monkeypatch.setenv("MEMPO_DATABASE_URL", "mysql://me@db/mempo")
