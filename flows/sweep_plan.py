@@ -52,7 +52,9 @@ def plan_of(sweep: Sweep) -> dict[str, Any]:
 
 def plan_tags(sweep: Sweep) -> dict[str, str]:
     """Tags by which the runs of the same sweep are found."""
-    canonical = json.dumps(plan_of(sweep), sort_keys=True)
+    plan = plan_of(sweep)
+    del plan["description"]  # it decides nothing
+    canonical = json.dumps(plan, sort_keys=True)
     return {
         "mempo.study": sweep.name,
         "mempo.study_sha256": _sha256(canonical.encode()).hexdigest(),
