@@ -38,6 +38,11 @@ class SweepResult:
     name="sweep", task_runner=stages.ray_runner(), persist_result=False, validate_parameters=False
 )
 def sweep(plan: Sweep, resume: str = "", command: str = "") -> SweepResult:
+    """`run_sweep` as a flow of a command."""
+    return run_sweep(plan, resume, command)
+
+
+def run_sweep(plan: Sweep, resume: str = "", command: str = "") -> SweepResult:
     """Run the trials of a sweep, `cluster.parallel` of them side by side, and report the best.
 
     What is cut off can go on: trials that are over are kept, failed ones too, those that had begun
