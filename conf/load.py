@@ -227,6 +227,16 @@ def setting_names() -> list[str]:
     return names
 
 
+def setting_type(dotted: str) -> object:
+    """The type of a setting that exists: `int`, `float`, `str`, `bool`, a `Literal`, a tuple."""
+    return _annotation(dotted)
+
+
+def known_setting(dotted: str, where: str) -> None:
+    """Raise ConfigError, with the closest one that exists, if there is no such setting."""
+    _check_known(dotted, where)
+
+
 def _check_known(dotted: str, where: str) -> None:
     names = setting_names()
     if dotted in names:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from conf.text import ConfigError, read_mapping
+from conf.text import ConfigError, check_keys, check_texts, read_mapping
 
 KNOWN = {"description", "preset", "seeds", "set", "starts", "variants", "best", "baseline"}
 VARIANT_KEYS = {"method", "set", "seeds", "from"}
@@ -54,8 +54,8 @@ class StudyFile:
 def read_study(path: Path) -> StudyFile:
     """Read a study's file. Raises ConfigError in one line that names the key and the cure."""
     content = read_mapping(path)
-    _known(path, "the study", content, KNOWN)
-    settings = _texts(path, "set", content.get("set"))
+    check_keys(f"study {path.name}", "the study", content, KNOWN)
+    settings = check_texts(f"study {path.name}", "set", content.get("set"))
     starts = _starts(path, content.get("starts"))
     if starts and sets_model(settings):
         raise ConfigError(f"study {path.name}: 'set' and 'starts' both name {MODEL}; drop one")
@@ -99,7 +99,7 @@ def _variants(path: Path, value: object, starts: bool) -> tuple[Variant, ...]:
                 f"study {path.name}: variants.{name} takes {', '.join(sorted(VARIANT_KEYS))}, "
                 f"as in '{name}: {{method: NAME, set: [section.setting=value]}}'"
             )
-        _known(path, f"variants.{name}", spec, VARIANT_KEYS)
+        check_keys(f"study {path.name}", f"variants.{name}", spec, VARIANT_KEYS)
         sources[name] = spec.get("from", "")
     found = [
         _variant(path, name, spec or {}, _depth(path, name, sources), starts)
@@ -109,7 +109,7 @@ def _variants(path: Path, value: object, starts: bool) -> tuple[Variant, ...]:
 
 
 def _variant(path: Path, name: str, spec: dict, depth: int, starts: bool) -> Variant:
-    settings = _texts(path, f"variants.{name}.set", spec.get("set"))
+    settings = check_texts(f"study {path.name}", f"variants.{name}.set", spec.get("set"))
     if sets_model(settings) and (starts or depth):
         other = "'from'" if depth else "'starts'"
         raise ConfigError(
@@ -177,20 +177,3 @@ def _baseline(path: Path, value: object, methods: list[str]) -> str:
             + ", ".join(dict.fromkeys(methods))
         )
     return str(value)
-
-
-def _known(path: Path, place: str, content: dict, known: set[str]) -> None:
-    unknown = sorted(set(content) - known)
-    if unknown:
-        allowed = ", ".join(sorted(known))
-        raise ConfigError(
-            f"study {path.name}: unknown key {unknown[0]!r} in {place}; allowed: {allowed}"
-        )
-
-
-def _texts(path: Path, key: str, value: object) -> tuple[str, ...]:
-    if value is None:
-        return ()
-    if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
-        raise ConfigError(f"study {path.name}: {key!r} must be a list of 'section.setting=value'")
-    return tuple(value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping, Set
 from pathlib import Path
 
 import yaml
@@ -77,6 +77,23 @@ def read_mapping(path: Path) -> dict[str, object]:
     if not isinstance(data, dict):
         raise ConfigError(f"file '{path}' must hold settings, one 'name: value' a line")
     return data
+
+
+def check_keys(where: str, place: str, content: Mapping[str, object], known: Set[str]) -> None:
+    """Raise ConfigError for a key of `content` that is not among the known ones."""
+    unknown = sorted(set(content) - known)
+    if unknown:
+        allowed = ", ".join(sorted(known))
+        raise ConfigError(f"{where}: unknown key {unknown[0]!r} in {place}; allowed: {allowed}")
+
+
+def check_texts(where: str, key: str, value: object) -> tuple[str, ...]:
+    """A list of overrides, empty where there is none; ConfigError if it is anything else."""
+    if value is None:
+        return ()
+    if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
+        raise ConfigError(f"{where}: {key!r} must be a list of 'section.setting=value'")
+    return tuple(value)
 
 
 def _place(node: yaml.Node) -> str:

@@ -14,6 +14,7 @@ from flows.commands_around import doctor, fetch
 from flows.commands_compare import ablate, report, reproduce
 from flows.commands_run import evaluate, export, sft, train
 from flows.commands_services import deploy, down, serve, up
+from flows.commands_sweep import sweep
 from flows.listing import Command, Commands
 
 app = typer.Typer(
@@ -40,6 +41,7 @@ def _mempo() -> None:
     \b
       mempo doctor                     is everything there that a run needs?
       mempo ablate demo                GRPO and MemPO from one start, and a page that compares them
+      mempo sweep demo                 the best learning rate and memory weight of the demo
       mempo train --set loss.clip=0.3  one run of the demo, with another clip range
       mempo up                         Prefect and MLflow in the browser: start runs, compare them
 
@@ -47,7 +49,7 @@ def _mempo() -> None:
     """
 
 
-for _function in (train, sft, evaluate, ablate):
+for _function in (train, sft, evaluate, ablate, sweep):
     app.command(cls=Command)(_function)
 for _function in (report, reproduce):
     app.command()(_function)

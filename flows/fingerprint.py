@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from functools import cache
 from hashlib import file_digest
 from importlib.metadata import distributions
 from pathlib import Path
@@ -13,6 +14,7 @@ from mempo.policies.shipped import model_path
 from tasks import store
 
 
+@cache  # what a process runs does not change, and a sweep asks for each of its runs
 def packages() -> str:
     """Python and every installed package, a line `name==version` each."""
     found = {"python": platform.python_version()}

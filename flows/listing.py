@@ -10,6 +10,8 @@ from typer.core import TyperCommand, TyperGroup
 from conf.load import clusters, flatten, presets, setting_names
 from conf.study import Study, differing, studies
 from conf.study_file import MODEL
+from conf.sweep import Sweep, sweeps
+from mempo.config.space import Dimension, written
 
 EXIT_STATUS = (
     ("0", "the work was done"),
@@ -26,6 +28,7 @@ class Commands(TyperGroup):
         _section(formatter, "Presets (--preset NAME)", presets())
         _section(formatter, "Clusters (--cluster NAME)", clusters())
         _section(formatter, "Studies (mempo ablate NAME)", studies())
+        _section(formatter, "Sweeps (mempo sweep NAME)", sweeps())
         _section(formatter, "Exit status", dict(EXIT_STATUS))
 
 
@@ -35,6 +38,8 @@ class Command(TyperCommand):
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         if self.name == "ablate":
             _section(formatter, "Studies", studies())
+        elif self.name == "sweep":
+            _section(formatter, "Sweeps", sweeps())
         else:
             _section(formatter, "Presets", presets())
         _section(formatter, "Clusters", clusters())
@@ -63,6 +68,29 @@ def study_table(study: Study) -> str:
     parallel = study.children[0].experiment.cluster.parallel
     count = f"{len(study.children)} runs, {parallel} at a time"
     return "\n".join([f"{study.name}: {study.description}", count, "", *lines])
+
+
+def sweep_table(sweep: Sweep) -> str:
+    """What a sweep searches in plain text; the points of a grid one by one."""
+    count = f"{sweep.trials} trials ({sweep.method}), {sweep.parallel} at a time"
+    seeds = f"seeds {', '.join(map(str, sweep.seeds))} of each, and the mean of {sweep.metric}"
+    width = max(len(dimension.setting) for dimension in sweep.space)
+    space = [f"{d.setting.ljust(width)}  {_values(d)}" for d in sweep.space]
+    points = [
+        "  ".join([f"trial {i}", *(f"{name}={written(value)}" for name, value in point.items())])
+        for i, point in enumerate(sweep.grid)
+    ]
+    head = [f"{sweep.name}: {sweep.description}", count, seeds, "", *space]
+    return "\n".join([*head, *(["", *points] if points else [])])
+
+
+def _values(dimension: Dimension) -> str:
+    if dimension.choices:
+        return ", ".join(map(written, dimension.choices))
+    low, high = map(written, dimension.ends)
+    how = ", logarithmic" if dimension.log else ""
+    how += f", in steps of {dimension.step:g}" if dimension.step else ""
+    return f"{low} to {high}{how}"
 
 
 def _text(value: object) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from hashlib import sha256 as _sha256
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from tasks.connection import OUTAGE, first_line
 
 if TYPE_CHECKING:
     from tasks.records import RunInfo
-    from tasks.tracking import Tracker
+    from tasks.tracking import Kind, Tracker
 
 PLAN = "study.json"  # artifact of an ablation: what it was asked to run
 AUTO = "auto"
@@ -107,57 +107,92 @@ def run_to_resume(tracker: Tracker, study: Study, resume: str) -> str:
         ValueError: one line; the run is unknown, no ablation, of another study or of other
             settings, still going on or done; or 'auto' finds none.
     """
+    return find_run(tracker, asked_of(study), resume)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a study or a sweep is asked to do, and how its runs are told from others."""
+
+    kind: Kind
+    noun: str  # 'study' or 'sweep'
+    what: str  # a run of it, as in 'that is no ablation'
+    name: str
+    tags: dict[str, str]
+    file: str  # the artifact that holds the plan
+    plan: dict[str, Any]
+    difference: Callable[[Mapping[str, Any], Mapping[str, Any]], str]
+    unfinished: Callable[[RunInfo], bool]
+
+
+def asked_of(study: Study) -> Asked:
+    """A study, as `find_run` looks for its runs."""
+    return Asked(
+        "ablate",
+        "study",
+        "ablation",
+        study.name,
+        plan_tags(study),
+        PLAN,
+        plan_of(study),
+        difference,
+        _unfinished,
+    )
+
+
+def find_run(tracker: Tracker, asked: Asked, resume: str) -> str:
+    """The run that `resume` means, as in `run_to_resume`; raises ValueError likewise."""
     try:
-        runs = tracker.find({"mempo.kind": "ablate"})
+        runs = tracker.find({"mempo.kind": asked.kind})
         if resume == AUTO:
-            return _newest(tracker, study, runs)
+            return _newest(tracker, asked, runs)
         run = next((run for run in runs if run.run_id == resume), None) or tracker.run_info(resume)
     except OUTAGE as error:
         raise ValueError(
             f"--resume {resume}: {first_line(error)}; `mempo up` shows the runs and their ids"
         ) from error
-    if run.kind != "ablate":
+    if run.kind != asked.kind:
         kind = f"a run of kind {run.kind!r}" if run.kind else "a run of something else"
         raise ValueError(
-            f"--resume {resume}: that is {kind}, no ablation; give the study's own run"
+            f"--resume {resume}: that is {kind}, no {asked.what}; give the {asked.noun}'s own run"
         )
     if run not in runs:
         raise ValueError(
             f"--resume {resume}: that run is not in the MLflow experiment "
             f"{tracker.experiment!r}; set tracking.experiment to the one that it is in"
         )
-    differs = difference(_plan(tracker, run), plan_of(study))
+    differs = asked.difference(_plan(tracker, asked, run), asked.plan)
     if differs:
         raise ValueError(
-            f"--resume {resume}: {differs}; give the study and options that it was started with, "
-            "or start anew without --resume"
+            f"--resume {resume}: {differs}; give the {asked.noun} and options that it was started "
+            "with, or start anew without --resume"
         )
     try:
         tracker.check_idle(run)
     except ValueError as error:
         raise ValueError(f"--resume: {error}") from None
-    if not _unfinished(run):
+    if not asked.unfinished(run):
         raise ValueError(
-            f"--resume {resume}: all of that study is done; `mempo report {resume}` shows it"
+            f"--resume {resume}: all of that {asked.noun} is done; `mempo report {resume}` shows it"
         )
     return resume
 
 
-def _newest(tracker: Tracker, study: Study, runs: list[RunInfo]) -> str:
-    same = [run for run in runs if plan_tags(study).items() <= run.tags.items()]
+def _newest(tracker: Tracker, asked: Asked, runs: list[RunInfo]) -> str:
+    same = [run for run in runs if asked.tags.items() <= run.tags.items()]
     for run in same:
         try:
             tracker.check_idle(run)
         except ValueError:
             continue  # somebody is at it
-        if _unfinished(run):
+        if asked.unfinished(run):
             return run.run_id
-    reason = f"no unfinished run of the study {study.name!r} with these settings"
-    others = [r for r in runs if r.tags.get("mempo.study") == study.name and _unfinished(r)]
+    reason = f"no unfinished run of the {asked.noun} {asked.name!r} with these settings"
+    others = [r for r in runs if r.tags.get("mempo.study") == asked.name and asked.unfinished(r)]
     if same and same[0].status == "RUNNING":
         reason += f" (run {same[0].run_id} still goes on)"
     elif others:
-        differs = difference(_plan(tracker, others[0]), plan_of(study))
+        differs = asked.difference(_plan(tracker, asked, others[0]), asked.plan)
         reason += f" (run {others[0].run_id} is not done, but {differs})"
     raise ValueError(f"--resume auto: {reason}; start it without --resume")
 
@@ -167,10 +202,11 @@ def _unfinished(run: RunInfo) -> bool:
     return run.status != "FINISHED" or bool(run.tags.get("mempo.failed"))
 
 
-def _plan(tracker: Tracker, run: RunInfo) -> dict[str, Any]:
-    plan = records.read_json(tracker.connect()[0], run.run_id, PLAN)
+def _plan(tracker: Tracker, asked: Asked, run: RunInfo) -> dict[str, Any]:
+    plan = records.read_json(tracker.connect()[0], run.run_id, asked.file)
     if not plan:
         raise ValueError(
-            f"--resume {run.run_id}: that run has no record of its study ({PLAN}); start anew"
+            f"--resume {run.run_id}: that run has no record of its {asked.noun} ({asked.file}); "
+            "start anew"
         )
     return plan

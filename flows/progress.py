@@ -44,11 +44,12 @@ class Countdown:
     """How many of several runs are over, and roughly how long the rest takes.
 
     `work`: what each run has to do, by name, in any unit; the time that is left follows from what
-    the work that is over has taken, so it also counts that runs go on side by side.
+    the work that is over has taken, so it also counts that runs go on side by side. `what` people
+    call the runs.
     """
 
-    def __init__(self, work: Mapping[str, float]):
-        self._work = dict(work)
+    def __init__(self, work: Mapping[str, float], what: str = "runs"):
+        self._work, self._what = dict(work), what
         self._total = len(work)
         self._over = 0.0
         self._begin = time.monotonic()
@@ -58,7 +59,7 @@ class Countdown:
         work = self._work.pop(name)
         self._over += work if cost_time else 0.0
         over = self._total - len(self._work)
-        line = f"{over} of {self._total} runs are over"
+        line = f"{over} of {self._total} {self._what} are over"
         if self._work and self._over:
             passed = time.monotonic() - self._begin
             left = passed * sum(self._work.values()) / self._over

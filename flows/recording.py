@@ -49,6 +49,7 @@ class RunResult:
     metrics: dict[str, float] | None = None
     report: str = ""  # its page
     table: str = ""  # for the terminal
+    pruned: int = 0  # the iteration after which a sweep stopped it; 0: it was not stopped
 
 
 AGENT_NAMES = {  # in tables; the self-memory agent is the rule
@@ -79,12 +80,13 @@ def recorded(
     parent: str = "",
     method: str = "",
     tags: Mapping[str, str] | None = None,
+    params: Mapping[str, object] | None = None,
     resume: str = "",
 ) -> Iterator[Record]:
     """One MLflow run around the block: FINISHED, or FAILED or KILLED where it breaks off.
 
-    `tags` are further tags of the run; `resume` is the id of a run that goes on in place of a
-    new one.
+    `tags` are further tags of the run, `params` its params in place of the whole configuration;
+    `resume` is the id of a run that goes on in place of a new one.
     """
     tracker = Tracker(experiment.tracking.uri, experiment.tracking.experiment)
     trains = kind == "train" and experiment.iterations > 0
@@ -96,7 +98,7 @@ def recorded(
     run_id = resume or tracker.start(
         name=name or run_name(experiment, kind),
         kind=kind,
-        params=flatten(experiment),
+        params=flatten(experiment) if params is None else params,
         tags={
             "mempo.algorithm": experiment.algorithm if trains else "none",
             "mempo.agent": experiment.agent.kind,

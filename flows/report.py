@@ -13,6 +13,7 @@ from flows.reported import (
     start_of,
     starts_column,
 )
+from flows.sweep_report import Swept, swept
 from tasks import records, store
 from tasks.records import RunInfo
 from tasks.tracking import Tracker
@@ -32,7 +33,8 @@ def report_runs(
 ) -> tuple[Path, str]:
     """Write the report of runs; (page, terminal table).
 
-    An ablation stands for the runs that it compared, or for its children while it is not done.
+    An ablation stands for the runs that it compared, or for its children while it is not done; a
+    sweep for those of its best trial and the runner-up, beside a table and pictures of all trials.
 
     `into`: FILE#SECTION of a Markdown file whose marked section gets the table.
     `baseline`: the method that differences are to; without it a study's own, or GRPO.
@@ -45,6 +47,7 @@ def report_runs(
     from mempo.evaluation.markdown import check_section, replace_section, results_markdown
     from mempo.evaluation.plots_learning import DRAWN
     from mempo.evaluation.report import write_report
+    from mempo.evaluation.sweeps import trials_text
     from mempo.evaluation.tables import BASELINE, terminal_table
 
     target, _, section = into.partition("#")
@@ -54,9 +57,17 @@ def report_runs(
     titles: list[str] = []
     notes: list[str] = []
     own: list[str] = []  # the baselines of the studies
+    sweeps: list[Swept] = []
     for run_id in run_ids:
-        compared = _artifact(tracker, run_id, COMPARED)
-        if compared:
+        searched = swept(tracker, run_id)
+        compared = None if searched else _artifact(tracker, run_id, COMPARED)
+        if searched:
+            sweeps.append(searched)
+            wanted += searched.runs
+            titles.append(searched.title)
+            notes += searched.notes
+            own.append(searched.baseline or BASELINE)
+        elif compared:
             wanted += compared["runs"]
             titles.append(compared["title"])
             notes += compared["notes"]
@@ -87,7 +98,7 @@ def report_runs(
             start = {run_id: begun["start"] for run_id, begun in starts.items()}
             curves = curves.assign(start=curves["run_id"].map(start))
     evaluations = pd.DataFrame(tasks)
-    if evaluations.empty and curves.empty:
+    if evaluations.empty and curves.empty and not sweeps:
         raise ValueError(f"nothing to report: runs {', '.join(wanted)} have logged no evaluation")
     if baseline and baseline not in set(names.values()):
         listed = ", ".join(dict.fromkeys(names.values()))
@@ -96,6 +107,7 @@ def report_runs(
     if not baseline and len(set(own)) > 1:
         raise ValueError(f"the studies compare with {' and '.join(own)}; choose by --baseline")
     baseline = baseline or default
+    searches = [found.table_with(evaluations) for found in sweeps]
     page = write_report(
         folder,
         title=", ".join(titles or (i.name for i in infos.values())),
@@ -105,9 +117,11 @@ def report_runs(
         notes=notes,
         facts=_facts(infos),
         baseline=baseline,
+        sweeps=searches,
     )
+    trials = [part for search in searches for part in (trials_text(search), "")]
     if evaluations.empty:
-        return page, ""
+        return page, "\n".join([*trials, *notes])
     differences = [*difference_lines(evaluations, baseline), *notes]
     if into:
         asked = f" --baseline '{baseline}'" if baseline != default else ""
@@ -118,7 +132,7 @@ def report_runs(
         replace_section(
             Path(target), section, results_markdown(evaluations, differences, source=source)
         )
-    return page, "\n".join([terminal_table(evaluations), "", *differences])
+    return page, "\n".join([*trials, terminal_table(evaluations), "", *differences])
 
 
 def _latest(tracker: Tracker, run_id: str) -> list[str]:

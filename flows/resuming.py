@@ -108,6 +108,11 @@ def run_to_resume(tracker: Tracker, experiment: Experiment, resume: str) -> str:
             f"--resume {resume}: that is a run of kind {run.kind or '?'!r}, and only training goes "
             "on; `mempo ablate STUDY --resume` is for a study"
         )
+    if run.tags.get("mempo.sweep"):
+        raise ValueError(
+            f"--resume {resume}: that run belongs to the sweep {run.tags['mempo.sweep']}; "
+            f"`mempo sweep NAME --resume {run.tags['mempo.sweep']}` goes on with it"
+        )
     if run.parent:
         raise ValueError(
             f"--resume {resume}: that run belongs to the study {run.parent}; "

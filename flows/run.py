@@ -6,6 +6,7 @@ flows themselves.
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,8 +18,10 @@ from mempo.config import Experiment, Tracking
 
 if TYPE_CHECKING:
     from conf.study import Study
+    from conf.sweep import Sweep
     from flows.ablate import AblationResult
     from flows.recording import RunResult
+    from flows.sweep import SweepResult
 
 
 def train(experiment: Experiment, resume: str = "") -> RunResult:
@@ -102,6 +105,31 @@ def ablate(study: Study, resume: str = "", command: str = "") -> AblationResult:
     print(f"Report: {result.report}")
     for name, reason in result.failed.items():
         print(f"FAILED  {name}: {reason}")
+    return result
+
+
+def sweep(plan: Sweep, resume: str = "", command: str = "") -> SweepResult:
+    """Run a sweep and print its table, its page and the preset that it found.
+
+    `resume` and `command` as in `ablate`.
+    """
+    from flows.sweep_plan import run_to_resume
+    from tasks.tracking import Tracker
+
+    tracking = plan.first.tracking
+    if resume:
+        resume = run_to_resume(Tracker(tracking.uri, tracking.experiment), plan, resume)
+        say(f"going on with run {resume}")
+    with services(plan.experiments):
+        from flows.sweep import sweep as flow
+
+        result = flow(plan, resume, command)
+    print(result.table)
+    print(f"Report: {result.report}")
+    for name, reason in result.failed.items():
+        print(f"FAILED  {name}: {reason}")
+    print(f"Best:   {result.best}")
+    print(f"        mempo train --preset {shlex.quote(result.best)}")
     return result
 
 

@@ -12,6 +12,7 @@ from flows.recording import Record, RunResult, method_name, recorded
 from flows.report import log_report
 from flows.resuming import last_checkpoint
 from flows.training import Training
+from flows.watching import Pruned, current_watch
 from mempo.config import Experiment
 from tasks import stages
 from tasks.environment import pick_threads
@@ -50,6 +51,9 @@ def train(
         say(f"MLflow run {record.run_id}", label)
         try:
             result = _train(experiment, record, label)
+        except Pruned as stop:  # a good end: the run is closed as FINISHED
+            record.tracker.set_tags(record.run_id, {"mempo.pruned": str(stop.iteration)})
+            return RunResult(record.run_id, str(record.folder), pruned=stop.iteration)
         except BaseException:
             if not parent and last_checkpoint(record.run_id):
                 say(f"the run is not done; to go on: mempo train --resume {record.run_id}")
@@ -73,7 +77,9 @@ def _train(experiment: Experiment, record: Record, label: str) -> RunResult:
         try:
             with rl_models(experiment, threads) as models:
                 record.tracker.set_tags(record.run_id, {"mempo.nodes": " ".join(models.nodes)})
-                return Training(experiment, record, models, label, threads).run(begun)
+                return Training(experiment, record, models, label, threads, current_watch()).run(
+                    begun
+                )
         except ModelLost as lost:
             failures += 1
             if failures > cluster.recoveries:

@@ -16,6 +16,7 @@ from flows.prefect_page import Progress
 from flows.progress import say, warn_cut_off
 from flows.recording import Record, RunResult
 from flows.resuming import Begun
+from flows.watching import Watch
 from mempo.config import Experiment
 from mempo.evaluation.metrics import usd
 from mempo.learners.checkpoint import (
@@ -35,13 +36,18 @@ WEIGHTS = "weights.safetensors"  # on their way from the learner to the samplers
 
 @dataclass(frozen=True)
 class Training:
-    """A run in its models; `threads` are those of each actor, kept in every checkpoint."""
+    """A run in its models; `threads` are those of each actor, kept in every checkpoint.
+
+    `watch` sees each evaluation during training, after a resume the last one once more, and may
+    stop the run there by raising `Pruned`.
+    """
 
     experiment: Experiment
     record: Record
     models: Models
     label: str
     threads: int
+    watch: Watch | None = None
 
     def run(self, begun: Begun | None) -> RunResult:
         """From the start, or from where it was cut off, to the last evaluation."""
@@ -74,6 +80,7 @@ class Training:
             self.record.log(metrics, done)
             progress.show(done)
             say(_line(metrics, done, last), self.label)
+            self._show(done, measured)
         measured = self._evaluate(last, self.label)
         if checkpoint:
             add_metrics(checkpoint, measured)
@@ -92,6 +99,12 @@ class Training:
         stages.run(stages.restore, self.experiment.cluster, self.models, *where, done)
         self.record.log(_with_total_time(begun.state["metrics"]), done)
         self._note(begun.folder, done, begun.state)
+        self._show(done, begun.state["measured"])  # it may have been cut off before
+
+    def _show(self, done: int, measured: dict[str, float]) -> None:
+        """Let the watch see an evaluation during training; it may raise `Pruned`."""
+        if self.watch and measured and done < self.experiment.iterations:
+            self.watch(done, measured)
 
     def _iterate(self, number: int) -> dict[str, float]:
         """Iteration `number`, from 1: its files and metrics carry it; draws count from 0."""

@@ -55,15 +55,15 @@ _RAY_TOKEN = {"RAY_AUTH_MODE": "token"}
 def _services(prefect_port: int, mlflow_port: int, ray_port: int, limit: int) -> list:
     from flows.serving import POOL
     from tasks import ray_token, store
+    from tasks.databases import prefect_env
     from tasks.environment import QUIET, available_cores
-    from tasks.prefect_server import database_env
     from tasks.ray_cluster import OBJECT_STORE_BYTES
     from tasks.supervisor import Service, answers
     from tasks.tracking import Tracker
 
     ray_token.ensure()
     tracker = Tracker()
-    tracker.connect()  # makes the database, so that the server finds it whole
+    tracker.connect()  # makes the tables, so that the server finds them whole
     prefect, mlflow = f"http://{HOST}:{prefect_port}", f"http://{HOST}:{mlflow_port}"
     api = {"PREFECT_API_URL": f"{prefect}/api"}
     python = [sys.executable, "-m"]
@@ -71,7 +71,7 @@ def _services(prefect_port: int, mlflow_port: int, ray_port: int, limit: int) ->
         Service(
             "prefect",
             [*python, "prefect", "server", "start", "--host", HOST, "--port", str(prefect_port)],
-            {**QUIET, **database_env(), **api, "PREFECT_UI_API_URL": f"{prefect}/api"},
+            {**QUIET, **prefect_env(), **api, "PREFECT_UI_API_URL": f"{prefect}/api"},
             prefect,
             partial(answers, f"{prefect}/api/health"),
         ),

@@ -14,9 +14,9 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 import httpx
-from sqlalchemy import make_url
 
 from tasks import store
+from tasks.databases import prefect_env
 from tasks.environment import QUIET
 
 _HEALTH_TIMEOUT_S = 10.0
@@ -79,29 +79,13 @@ def check_prefect(url: str) -> None:
         )
 
 
-def database_env() -> dict[str, str]:
-    """The environment in which a Prefect server finds its database.
-
-    MEMPO_HOME/prefect/prefect.db or, where MEMPO_DATABASE_URL is set, that Postgres' schema
-    `prefect`, because MLflow's tables there have names that Prefect's have, too.
-    """
-    folder = store.home() / "prefect"
-    store.check_writable(folder)
-    env = {"PREFECT_HOME": str(folder)}
-    url = f"sqlite+aiosqlite:///{folder / 'prefect.db'}"
-    if given := os.environ.get("MEMPO_DATABASE_URL"):
-        url = make_url(given).set(drivername="postgresql+asyncpg").render_as_string(False)
-        env["PREFECT_SERVER_DATABASE_SQLALCHEMY_CONNECT_ARGS_SEARCH_PATH"] = "prefect"
-    return {**env, "PREFECT_SERVER_DATABASE_CONNECTION_URL": url}
-
-
 @contextmanager
 def _started(say: Callable[[str], None]) -> Iterator[str]:
     folder = store.home() / "prefect"
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    env = {**os.environ, **QUIET, **database_env()}
+    env = {**os.environ, **QUIET, **prefect_env()}
     env |= {
         # The ephemeral kind has no UI, scheduler or late-run watcher, and starts in half the time.
         "PREFECT__SERVER_EPHEMERAL": "1",

@@ -37,7 +37,7 @@ def run_folder(run_id: str, root: Path | None = None) -> Path:
     if not _RUN_ID.fullmatch(run_id):
         raise ValueError(
             f"{run_id[:80]!r} is no id of a run, which has letters, digits, _ and - alone; "
-            "`mempo ui` shows the runs and their ids"
+            "`mempo up` shows the runs and their ids"
         )
     return (root or home()) / "store" / run_id
 

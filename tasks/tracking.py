@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import DatasetInput, Metric
 
-Kind = Literal["train", "sft", "evaluate", "ablate", "sweep"]
+Kind = Literal["train", "sft", "evaluate", "ablate", "sweep", "trial"]
 
 log = logging.getLogger(__name__)
 _down: set[str] = set()  # addresses whose outage this process has reported

@@ -27,7 +27,13 @@ from mempo.evaluation.plots_learning import (
     learning_curves,
 )
 from mempo.evaluation.plots_steps import context_by_step, has_steps, p_answer_by_step
+from mempo.evaluation.plots_sweep import (
+    importance_bars,
+    parallel_coordinates,
+    trials_history,
+)
 from mempo.evaluation.stats import require_columns
+from mempo.evaluation.sweeps import SweepTable
 from mempo.evaluation.tables import MODES, ordered_modes
 
 Draw = Callable[[], tuple[Figure, pd.DataFrame]]
@@ -44,7 +50,23 @@ def draw_figures(
     Returns what the page needs of each: `name, caption` and the picture in base64, `light` and
     `dark`. Letters in captions are those of the paper's figures.
     """
-    drawn = [*_evaluated(evaluations, styles), *_trained(curves, styles)]
+    return _inlined(folder, [*_evaluated(evaluations, styles), *_trained(curves, styles)])
+
+
+def draw_sweep(folder: Path, sweep: SweepTable, prefix: str) -> list[dict[str, str]]:
+    """The pictures of a sweep, as `draw_figures` has its own; their names begin with `prefix`."""
+    if sweep.trials.empty:
+        return []
+    wanted = [
+        ("trials", "Every trial, and the best so far.", trials_history),
+        ("parallel", "A line is a trial, from its settings to its value.", parallel_coordinates),
+    ]
+    if sweep.importance:
+        wanted.insert(1, ("importance", sweep.importance_note, importance_bars))
+    return _inlined(folder, [(f"{prefix}_{n}", text, partial(f, sweep)) for n, text, f in wanted])
+
+
+def _inlined(folder: Path, drawn: list[tuple[str, str, Draw]]) -> list[dict[str, str]]:
     figures: list[dict[str, str]] = []
     for name, caption, draw in drawn:
         figure, data = draw()

@@ -14,7 +14,18 @@ from flows import run, shell
 from flows.cli import app, main
 from flows.doctor import Finding, PreflightError
 
-COMMANDS = ("train", "sft", "evaluate", "ablate", "report", "reproduce", "doctor", "fetch", "ui")
+COMMANDS = (
+    "train",
+    "sft",
+    "evaluate",
+    "ablate",
+    "sweep",
+    "report",
+    "reproduce",
+    "doctor",
+    "fetch",
+    "ui",
+)
 RESULT = SimpleNamespace(run_id="abc", folder="runs/store/abc", checkpoint="runs/ckpt", failed={})
 
 

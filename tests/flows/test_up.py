@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 from conf.load import load
+from tasks.records import RunInfo
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
 pytestmark = [pytest.mark.services, pytest.mark.slow, pytest.mark.filterwarnings("default")]
@@ -123,12 +124,18 @@ def over(up, run_id: str, seconds: float = 300) -> dict:
     return wait_until(ended, seconds, f"the end of flow run {run_id}")
 
 
-def tracked(up, flow_run_id: str):
-    """The MLflow run of a flow run, None before it is there."""
+def is_tracked(flow_run_id: str) -> bool:
     from tasks.tracking import Tracker
 
-    found = Tracker().find({"prefect.flow_run_id": flow_run_id})
-    return found[0] if found else None
+    return bool(Tracker().find({"prefect.flow_run_id": flow_run_id}))
+
+
+def tracked(flow_run_id: str) -> RunInfo:
+    """The MLflow run of a flow run."""
+    from tasks.tracking import Tracker
+
+    (found,) = Tracker().find({"prefect.flow_run_id": flow_run_id})
+    return found
 
 
 def test_services_say_where_they_are_and_listen_on_the_loopback_alone(up):
@@ -165,7 +172,7 @@ def test_four_runs_at_once_on_sqlite_all_end_well(up):
     ids = start(up, "train/test", *SMALL, "iterations=1", count=4)
     ended = [over(up, run_id) for run_id in ids]
     assert [run["state_type"] for run in ended] == ["COMPLETED"] * 4
-    runs = [tracked(up, run_id) for run_id in ids]
+    runs = [tracked(run_id) for run_id in ids]
     assert len({run.run_id for run in runs}) == 4
     assert [run.status for run in runs] == ["FINISHED"] * 4
     assert all("eval/n1/f1" in run.metrics for run in runs)
@@ -183,7 +190,7 @@ def test_a_form_with_contradicting_settings_fails_before_anything_starts(up):
     ended = over(up, bad["id"])
     assert ended["state_type"] == "FAILED"
     assert "loss.clip_high" in ended["state"]["message"]
-    assert tracked(up, bad["id"]) is None
+    assert not is_tracked(bad["id"])
     asked["experiment"]["rollout"]["group_size"] = 0  # what the schema itself forbids
     assert httpx.post(url, json={"parameters": asked}).status_code == 409
 
@@ -245,7 +252,7 @@ def test_a_run_is_started_watched_and_followed_to_its_metrics_in_a_browser(up, p
 
     page.locator("li.p-tab", has_text="Artifacts").first.click()
     page.get_by_text("mlflow-").first.click()
-    run = tracked(up, run_id)
+    run = tracked(run_id)
     link = page.get_by_role("link", name=f"MLflow run {run.run_id}")
     link.wait_for()
     page.screenshot(path=tmp_path / "artifact.png")
@@ -259,22 +266,21 @@ def test_a_run_cancelled_in_a_browser_ends_its_actors_and_its_mlflow_run_in_30_s
     up, page, tmp_path
 ):
     (run_id,) = start(up, "train/test", *SMALL, "iterations=500", "checkpoint.every=500")
-    run = wait_until(lambda: tracked(up, run_id), 120, "the MLflow run")
+    wait_until(lambda: is_tracked(run_id), 120, "the MLflow run")
     wait_until(
-        lambda: "reward/mean" in tracked(up, run_id).metrics, 120, "the first iteration's metrics"
+        lambda: "reward/mean" in tracked(run_id).metrics, 120, "the first iteration's metrics"
     )
     assert actors(up) == 2
     page.goto(f"{up.prefect}/runs/flow-run/{run_id}")
     page.get_by_role("button", name="Cancel").first.click()
     page.get_by_role("button", name="Confirm").click()
     clicked = time.monotonic()
-    wait_until(lambda: tracked(up, run_id).status == "KILLED", 30, "MLflow run closed as KILLED")
+    wait_until(lambda: tracked(run_id).status == "KILLED", 30, "MLflow run closed as KILLED")
     wait_until(lambda: actors(up) == 0, 30 - (time.monotonic() - clicked), "actors gone")
     assert over(up, run_id, 60)["state_type"] == "CANCELLED"
     page.reload()
     page.locator(".state-badge", has_text="Cancelled").first.wait_for()
     page.screenshot(path=tmp_path / "cancelled.png")
-    assert tracked(up, run_id).run_id == run.run_id
 
 
 def actors(up) -> int:
@@ -285,11 +291,11 @@ def actors(up) -> int:
 
 def test_down_leaves_nothing_behind_and_a_run_of_the_worker_is_closed(up):
     (run_id,) = start(up, "train/test", *SMALL, "iterations=500", "checkpoint.every=500")
-    wait_until(lambda: tracked(up, run_id), 120, "the MLflow run")
+    wait_until(lambda: is_tracked(run_id), 120, "the MLflow run")
     before = supervised(up)
     stopped = mempo("down", env=up.env)
     assert stopped.returncode == 0 and "stopped" in stopped.stdout
     assert not [process for process in before if process.is_running()]
-    assert tracked(up, run_id).status == "KILLED"
+    assert tracked(run_id).status == "KILLED"
     assert not (Path(up.home) / "services" / "services.json").exists()
     assert "nothing" in mempo("down", env=up.env).stdout

@@ -37,6 +37,7 @@ def test_the_default_is_a_file_under_home(monkeypatch, tmp_path):
 def test_the_configured_postgres_is_used_in_a_schema_of_its_own(monkeypatch, tmp_path, given, uri):
     monkeypatch.setenv("MEMPO_DATABASE_URL", given)
     assert databases.mlflow_uri(tmp_path) == uri
+    assert databases.optuna_uri() == uri.replace("mlflow", "optuna")
     tracker = Tracker(home=str(tmp_path))
     assert tracker.uri == uri and "a%40b" not in repr(tracker)
     assert Tracker("http://host:5000").uri == "http://host:5000"

@@ -1,8 +1,8 @@
 import pytest
 
 from mempo.config import Cluster
+from tasks.environment import worker_env
 from tasks.secrets import is_secret
-from tasks.services import worker_env
 
 SECRETS = (
     "MLFLOW_TRACKING_PASSWORD",
@@ -39,7 +39,7 @@ def test_workers_are_told_no_secret(monkeypatch, address):
 @pytest.mark.services
 @pytest.mark.filterwarnings("default")  # Ray's own
 def test_workers_of_a_local_ray_inherit_what_they_are_not_told(monkeypatch):
-    from tasks.services import connect_ray, shutdown_ray
+    from tasks.ray_cluster import connect_ray, shutdown_ray
 
     monkeypatch.setenv("MEMPO_RETRIEVER_TOKEN", "hunter2")
     connect_ray(Cluster(cpus=1))

@@ -1,0 +1,103 @@
+"""`mempo sweep` from a shell; nothing is run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from conf.sweep import load_sweep, sweeps
+from flows import run, shell
+from flows.cli import app
+
+RESULT = SimpleNamespace(run_id="abc", failed={}, trials=12)
+
+
+@pytest.fixture(autouse=True)
+def _own_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Commands set defaults in the environment of their process; here that is the tests'."""
+    before = dict(os.environ)
+    monkeypatch.setenv("MEMPO_HOME", str(tmp_path / "runs"))
+    monkeypatch.delenv(shell.DEBUG, raising=False)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
+    calls: list[tuple] = []
+    monkeypatch.setattr(run, "sweep", lambda *args: calls.append(args) or RESULT)
+    return calls
+
+
+def mempo(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments)
+
+
+def test_options_reach_the_sweep_and_the_line_that_goes_on(calls):
+    arguments = ("--seeds", "101,102", "--parallel", "2", "--set", "iterations=16")
+    assert mempo("sweep", "demo", *arguments).exit_code == 0
+    [(plan, resume, again)] = calls
+    assert (plan.seeds, plan.parallel, plan.first.iterations) == ((101, 102), 2, 16)
+    typed = "mempo sweep demo --set iterations=16 --set cluster.parallel=2 --seeds 101,102"
+    assert (resume, again) == ("", typed)
+
+
+def test_the_run_to_go_on_with_is_passed_on(calls):
+    assert mempo("sweep", "demo", "--cluster", "ray", "--resume", "auto").exit_code == 0
+    [(plan, resume, again)] = calls
+    assert (resume, again) == ("auto", "mempo sweep demo --cluster ray")
+    assert plan.first.cluster.sampler_gpus == 1
+
+
+def test_it_ends_with_1_where_trials_failed(monkeypatch):
+    failed = SimpleNamespace(failed={"trial 3": "out of memory"}, trials=12)
+    monkeypatch.setattr(run, "sweep", lambda *args: failed)
+    result = mempo("sweep", "demo")
+    assert result.exit_code == 1 and "mempo: 1 of 12 trials failed" in result.stderr
+
+
+def test_a_sweep_is_listed_and_nothing_started(calls):
+    result = mempo("sweep", "memory_credit", "--list", "--seeds", "7")
+    assert result.exit_code == 0 and calls == []
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    assert lines[1] == "8 trials (grid), 1 at a time"
+    assert "memory.reward contrast, posterior" in lines
+    point = "memory.reward=posterior memory.group=step memory.schedule=linear"
+    assert lines[-1] == f"trial 7 {point}"
+    assert "learner.lr 0.0001 to 0.001, logarithmic" in [
+        " ".join(line.split()) for line in mempo("sweep", "demo", "--list").stdout.splitlines()
+    ]
+
+
+def test_the_help_names_sweeps_and_shows_one_that_loads(tmp_path):
+    text = mempo("sweep", "--help").stdout
+    example = text[text.index("    description:") : text.index("\nArguments:")]
+    (tmp_path / "mine.yaml").write_text(example.replace("\n    ", "\n").strip())
+    plan = load_sweep(str(tmp_path / "mine.yaml"))
+    assert (plan.trials, plan.prune, len(plan.space)) == (20, True, 3)
+    for name in sweeps():
+        assert f"\n  {name} " in text and f"\n  {name} " in mempo("--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (("dmeo",), "unknown sweep 'dmeo'"),
+        (("demo", "--seeds", "1,x"), "--seeds '1,x'"),
+        (("demo", "--seeds", ""), "--seeds: empty"),
+        (("demo", "--resume", ""), "--resume: empty"),
+        (("demo", "--list", "--resume", "auto"), "drop one"),
+        (("demo", "--parallel", "0"), "cluster.parallel"),
+        (("demo", "--set", "learner.lr=1"), "both name learner.lr"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line_with_2(arguments, part):
+    result = mempo("sweep", *arguments)
+    assert result.exit_code == 2
+    [line] = result.stderr.splitlines()
+    assert line.startswith("mempo: ") and part in line
