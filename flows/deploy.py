@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING, Any
 from conf.load import clusters, load, presets
 from conf.schedule import FOLDER, Schedule, load_schedules
 from conf.study import studies
+from conf.sweep import sweeps
 from conf.text import ConfigError
 
 if TYPE_CHECKING:
     from prefect import Flow
     from prefect.client.orchestration import SyncPrefectClient
 
-# Of children of other flows; a person has no use for them.
-HIDDEN = ("parent", "method", "tags", "command", "watch")
+# Of children of other flows, and what has a form of its own (`resume`).
+HIDDEN = ("parent", "method", "tags", "resume")
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ def deployments(cluster: str, overrides: Sequence[str] = ()) -> list[Deployment]
     """Every deployment that ships; `cluster` and `overrides` change what presets resolve to."""
     from flows import forms
     from flows.evaluate import evaluate
+    from flows.promote import promote
     from flows.sft import sft
     from flows.train import train
 
@@ -55,16 +57,15 @@ def deployments(cluster: str, overrides: Sequence[str] = ()) -> list[Deployment]
         for flow in (train, sft, evaluate)
         for preset, text in presets().items()
     ]
-    found.append(
-        _deployment(
-            forms.ablate,
-            "study",
-            "Run a study: variants compared on the same seeds and questions.",
-            {"study": "demo", "cluster": cluster, "settings": list(overrides)},
-            {"study": list(studies()), "cluster": list(clusters())},
-        )
-    )
-    return found
+    places = {"cluster": list(clusters())}
+    named = {"cluster": cluster, "settings": list(overrides)}
+    return [
+        *found,
+        _deployment(forms.ablate, "study", named, {"study": list(studies()), **places}),
+        _deployment(forms.sweep, "search", named, {"sweep": list(sweeps()), **places}),
+        _deployment(forms.resume, "run", {"cluster": cluster}, places),
+        _deployment(promote, "model", {}, {}),
+    ]
 
 
 def _of_preset(
@@ -72,26 +73,28 @@ def _of_preset(
 ) -> Deployment:
     experiment = load(preset, cluster=cluster, overrides=overrides)
     values = {"experiment": experiment.model_dump(mode="json")}
-    return _deployment(flow, preset, text, values, {}, preset)
+    return _deployment(flow, preset, values, {}, text, preset)
 
 
 def _deployment(
     flow: Flow[Any, Any],
     name: str,
-    description: str,
     parameters: dict[str, Any],
     choices: Mapping[str, Sequence[str]],
+    description: str = "",
     settings_of: str = "",
 ) -> Deployment:
+    """`choices`: the names that a parameter takes; `description`: the flow's own by default."""
     from prefect.utilities.callables import parameter_schema
 
     schema = parameter_schema(flow.fn).model_dump(exclude_unset=True)
-    for hidden in HIDDEN:
+    for hidden in HIDDEN if settings_of else ():
         schema["properties"].pop(hidden, None)
     for parameter, values in choices.items():
         schema["properties"][parameter]["enum"] = list(values)
     # What has a value need not be given.
     schema["required"] = [p for p in schema.get("required", []) if p not in parameters]
+    description = description or (flow.description or "").partition("\n")[0]
     entrypoint = f"{flow.fn.__module__}.{flow.fn.__name__}"
     return Deployment(flow.name, name, entrypoint, description, parameters, schema, settings_of)
 
@@ -123,7 +126,9 @@ def deploy(
                 f"schedule {schedule.name}.yaml: there is no deployment "
                 f"'{schedule.deployment}'; there are: {', '.join(names)}"
             )
-    planned = {s.name: _parameters(s, made, cluster, overrides) for s in wanted}
+    planned = {
+        s.name: (_timing(s), _parameters(s, made, cluster, overrides)) for s in wanted
+    }  # what cannot be used is found before anything is changed
     lines: list[str] = []
     with get_client(sync_client=True) as client:
         variables = _job_variables(client, pool, image)
@@ -205,21 +210,24 @@ def _reconcile(
     deployment_id: Any,
     name: str,
     wanted: Sequence[Schedule],
-    planned: Mapping[str, dict[str, Any]],
+    planned: Mapping[str, tuple[Any, dict[str, Any]]],
 ) -> list[str]:
-    """Make the server's schedules those of the files; ones without a slug were made by hand."""
+    """Make the server's schedules those of the files; ones without a slug were made by hand.
+
+    `planned`: time and parameters of each schedule, by name.
+    """
     from prefect.client.schemas.actions import DeploymentScheduleCreate
 
     there = {s.slug: s for s in client.read_deployment_schedules(deployment_id) if s.slug}
     lines: list[str] = []
     for schedule in wanted:
-        timing = _timing(schedule)
+        timing, parameters = planned[schedule.name]
         found = there.pop(schedule.name, None)
         if found is None:
             new = DeploymentScheduleCreate(
                 schedule=timing,
                 active=schedule.active,
-                parameters=planned[schedule.name],
+                parameters=parameters,
                 slug=schedule.name,
             )
             client.create_deployment_schedules(deployment_id, [new])
@@ -229,7 +237,7 @@ def _reconcile(
         if _when(found.schedule) != _when(timing):
             client.update_deployment_schedule(deployment_id, found.id, schedule=timing)
             lines.append(f"schedule {schedule.name} of {name}: its time is that of the file now")
-        if found.parameters != planned[schedule.name]:
+        if found.parameters != parameters:
             lines.append(
                 f"schedule {schedule.name} of {name}: keeps the parameters that the server has; "
                 "delete it there to take the file's"

@@ -6,6 +6,7 @@ from prefect import flow
 
 from flows.connecting import connected
 from flows.evaluation import evaluate_policy
+from flows.prefect_page import named
 from flows.recording import RunResult, method_name, recorded
 from flows.report import log_report
 from mempo.config import Experiment
@@ -14,11 +15,23 @@ from tasks.environment import pick_threads
 from tasks.placement import rl_models
 
 
-@flow(name="evaluate", task_runner=stages.ray_runner(), persist_result=False)
+@flow(
+    name="evaluate",
+    flow_run_name=named("evaluate"),
+    task_runner=stages.ray_runner(),
+    persist_result=False,
+)
 def evaluate(
     experiment: Experiment, name: str = "", parent: str = "", method: str = ""
 ) -> RunResult:
-    """Evaluate `policy.model` at every number of objectives, greedy and sampled."""
+    """Evaluate `policy.model` at every number of objectives, greedy and sampled.
+
+    Args:
+        experiment: The whole configuration.
+        name: Of the MLflow run; made from the settings by default.
+        parent: id of the MLflow run that this one is a child of.
+        method: how tables and pictures call it.
+    """
     experiment = experiment.model_copy(update={"iterations": 0})
     label = name or method or method_name(experiment)
     with (

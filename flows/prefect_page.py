@@ -5,7 +5,7 @@ All of it is for looking at; the record is MLflow's. Outside a flow run nothing 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from uuid import UUID
 
 from prefect.artifacts import (
@@ -17,10 +17,25 @@ from prefect.artifacts import (
 from prefect.client.orchestration import get_client
 from prefect.runtime import flow_run
 
+from conf.naming import run_name
+from mempo.config import Experiment
 from tasks.supervisor import mlflow_address
 from tasks.tracking import Tracker
 
 TAGS = ("kind", "algorithm", "agent", "preset", "seed", "study", "variant")  # mempo.* in MLflow
+
+
+def named(kind: str) -> Callable[[], str]:
+    """`flow_run_name` of a flow that takes an experiment: its MLflow run has the same name."""
+
+    def name() -> str:
+        given = flow_run.get_parameters()
+        experiment = given["experiment"]
+        if not isinstance(experiment, Experiment):
+            experiment = Experiment.model_validate(experiment)
+        return given.get("name") or run_name(experiment, kind)
+
+    return name
 
 
 class Progress:

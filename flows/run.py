@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flows.connecting import services
-from flows.exporting import check_target, export
 from flows.progress import say
 from flows.shell import stay_offline
 from mempo.config import Experiment, Tracking
@@ -60,26 +59,11 @@ def evaluate(experiment: Experiment, checkpoint: str | None = None) -> RunResult
 
 
 def sft(experiment: Experiment, out: Path | None = None) -> RunResult:
-    """The cold start from `sft.model`; `out` gets the model without the optimiser's state.
-
-    Without `out` it goes to `policy.model`, so that `train` finds it, where that is a local folder.
-    An older export there is replaced; a folder that holds anything else is refused (ValueError).
-    """
-    out = out or _folder_of_policy(experiment)
-    if out is not None:
-        check_target(out, "--out")
-    if experiment.sft.model:
-        policy = experiment.policy.model_copy(update={"model": experiment.sft.model})
-        experiment = experiment.model_copy(update={"policy": policy})
+    """The cold start; `out` as in the flow."""
     with services([experiment], "sft"):
         from flows.sft import sft as flow
 
-        result = flow(experiment)
-    if out is None:
-        say(f"the model stays in {result.checkpoint}; --out FOLDER would copy it")
-    else:
-        export(Path(result.checkpoint), out)
-        say(f"model written to {out}")
+        result = flow(experiment, out=str(out or ""))
     print(f"Report: {result.report}")
     return result
 
@@ -171,13 +155,6 @@ def report(
     print(table)
     print(f"Report: {page}")
     return page
-
-
-def _folder_of_policy(experiment: Experiment) -> Path | None:
-    """`policy.model` where it names a local folder that is not where the cold start begins."""
-    model = experiment.policy.model
-    local = model.startswith(("models/", "/", ".", "~"))
-    return Path(model).expanduser() if experiment.sft.model and local else None
 
 
 def _show(result: RunResult) -> None:

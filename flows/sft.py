@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 from prefect import flow
 
 from flows.connecting import connected
-from flows.prefect_page import Progress
+from flows.exporting import check_target, export
+from flows.prefect_page import Progress, named
 from flows.progress import say
 from flows.recording import RunResult, recorded
 from flows.report import log_report
@@ -17,9 +19,29 @@ from tasks import placement, stages, store
 from tasks.environment import pick_threads
 
 
-@flow(name="sft", task_runner=stages.ray_runner(), persist_result=False)
-def sft(experiment: Experiment, name: str = "", parent: str = "") -> RunResult:
-    """Train `policy.model` to follow the protocol, and to know what a memory is worth."""
+@flow(
+    name="sft",
+    flow_run_name=named("sft"),
+    task_runner=stages.ray_runner(),
+    persist_result=False,
+)
+def sft(experiment: Experiment, name: str = "", parent: str = "", out: str = "") -> RunResult:
+    """Train a policy to follow the protocol, and to know what a memory is worth.
+
+    Args:
+        experiment: The whole configuration. It begins from sft.model, if any, else policy.model.
+        name: Of the MLflow run; made from the settings by default.
+        parent: id of the MLflow run that this one is a child of.
+        out: Folder that gets the model without the optimiser's state. Empty: policy.model, so that
+            training finds it, where that is a local folder that it did not begin from. An older
+            export there is replaced; a folder that holds anything else is refused.
+    """
+    target = Path(out) if out else _folder_of_policy(experiment)
+    if target is not None:
+        check_target(target, "--out")
+    if experiment.sft.model:
+        policy = experiment.policy.model_copy(update={"model": experiment.sft.model})
+        experiment = experiment.model_copy(update={"policy": policy})
     total = experiment.sft.steps + experiment.sft.final_steps
     cluster = experiment.cluster
     with (
@@ -53,8 +75,20 @@ def sft(experiment: Experiment, name: str = "", parent: str = "") -> RunResult:
         record.tracker.log_checkpoint(record.run_id, folder, step=total, metrics=metrics)
         say(_measured(metrics), "cold start")
         say(f"checkpoint {folder}", "cold start")
+        if target is None:
+            say("no folder was named for the model (--out), so it stays there")
+        else:
+            export(folder, target)
+            say(f"model written to {target}")
         page, _ = log_report(record.tracker, record.run_id, record.folder / "report")
         return RunResult(record.run_id, str(record.folder), str(folder), metrics, report=page)
+
+
+def _folder_of_policy(experiment: Experiment) -> Path | None:
+    """`policy.model` where it names a local folder that is not where the cold start begins."""
+    model = experiment.policy.model
+    local = model.startswith(("models/", "/", ".", "~"))
+    return Path(model).expanduser() if experiment.sft.model and local else None
 
 
 def _measured(m: dict[str, float]) -> str:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from prefect import flow
 
 from flows.connecting import connected
+from flows.prefect_page import named
 from flows.progress import say
 from flows.recording import Record, RunResult, method_name, recorded
 from flows.report import log_report
@@ -19,7 +20,12 @@ from tasks.environment import pick_threads
 from tasks.placement import ModelLost, rl_models
 
 
-@flow(name="train", task_runner=stages.ray_runner(), persist_result=False)
+@flow(
+    name="train",
+    flow_run_name=named("train"),
+    task_runner=stages.ray_runner(),
+    persist_result=False,
+)
 def train(
     experiment: Experiment,
     name: str = "",
@@ -33,8 +39,8 @@ def train(
     Where a model's process or node dies, new models go on from the last checkpoint.
 
     Args:
-        experiment: the whole configuration.
-        name: of the MLflow run; made from preset, algorithm and seed by default.
+        experiment: The whole configuration.
+        name: Of the MLflow run; made from the settings by default.
         parent: id of the MLflow run that this one is a child of.
         method: how tables and pictures call it.
         tags: further tags of its MLflow run.

@@ -8,10 +8,12 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
 import ray
 import ray.exceptions
+from prefect.concurrency.sync import concurrency
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -77,6 +79,27 @@ def _join(ranks: list[Any], cluster: Cluster) -> None:
 
 @contextmanager
 def _placed(
+    classes: list[type], bundles: list[tuple[float, float]], experiment: Experiment, threads: int
+) -> Iterator[list[Any]]:
+    cluster = experiment.cluster
+    with gpu_slots(sum(gpus for _, gpus in bundles), cluster):
+        yield from _in_group(classes, bundles, experiment, threads)
+
+
+GPU_LIMIT = "mempo-gpu"  # a global concurrency limit in Prefect, where somebody has made it
+
+
+@contextmanager
+def gpu_slots(gpus: float, cluster: Cluster) -> Iterator[None]:
+    """Slots of Prefect's limit GPU_LIMIT, one a GPU, so that runs queue there where it is set."""
+    if not gpus:
+        yield
+        return
+    with concurrency(GPU_LIMIT, occupy=ceil(gpus), timeout_seconds=cluster.timeout_s):
+        yield
+
+
+def _in_group(
     classes: list[type], bundles: list[tuple[float, float]], experiment: Experiment, threads: int
 ) -> Iterator[list[Any]]:
     cluster = experiment.cluster

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,6 +22,7 @@ import pytest
 
 from conf.load import load
 from tasks.records import RunInfo
+from tasks.tracking import Tracker
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
 pytestmark = [pytest.mark.services, pytest.mark.slow, pytest.mark.filterwarnings("default")]
@@ -125,15 +127,11 @@ def over(up, run_id: str, seconds: float = 300) -> dict:
 
 
 def is_tracked(flow_run_id: str) -> bool:
-    from tasks.tracking import Tracker
-
     return bool(Tracker().find({"prefect.flow_run_id": flow_run_id}))
 
 
 def tracked(flow_run_id: str) -> RunInfo:
     """The MLflow run of a flow run."""
-    from tasks.tracking import Tracker
-
     (found,) = Tracker().find({"prefect.flow_run_id": flow_run_id})
     return found
 
@@ -287,6 +285,57 @@ def actors(up) -> int:
     """Processes of samplers and learners on the shared Ray head."""
     names = [" ".join(process.cmdline()) for process in supervised(up)]
     return sum(name.startswith(("ray::Sampler", "ray::Learner")) for name in names)
+
+
+def test_a_scheduled_sweep_fires_by_itself_and_goes_with_its_file(up, tmp_path):
+    soon = datetime.now(UTC) + timedelta(seconds=10)
+    (tmp_path / "hourly.yaml").write_text(
+        "deployment: sweep/search\n"
+        f'rrule: "DTSTART:{soon:%Y%m%dT%H%M%SZ}\\nRRULE:FREQ=HOURLY"\n'
+        "parameters: {sweep: test, cluster: services, seeds: [5], "
+        f'settings: ["cluster.address={up.ray}"]}}\n'
+    )
+    pool = ("deploy", "--pool", "mempo", "--cluster", "services", "--schedules", str(tmp_path))
+    deployed = mempo(*pool, env=up.env)
+    assert "schedule hourly of sweep/search: new, on" in deployed.stdout, deployed.stderr
+
+    def fired() -> dict | None:
+        runs = httpx.post(f"{up.prefect}/api/flow_runs/filter", json={}).json()
+        sweeps = [r for r in runs if r["auto_scheduled"] and r["state_type"] == "RUNNING"]
+        return sweeps[0] if sweeps else None
+
+    run = wait_until(fired, 90, "the scheduled run")
+    (tmp_path / "hourly.yaml").unlink()
+    assert "schedule hourly of sweep/search: removed" in mempo(*pool, env=up.env).stdout
+    wait_until(lambda: is_tracked(run["id"]), 120, "the sweep in MLflow")
+    sweep = tracked(run["id"])
+    assert sweep.tags["mempo.kind"] == "sweep" and sweep.tags["mempo.seed"] == "5"
+    trials = {"mlflow.parentRunId": sweep.run_id}
+    wait_until(lambda: Tracker().find(trials, "FINISHED"), 120, "its first trial")
+    cancelling = {"state": {"type": "CANCELLING"}}
+    httpx.post(f"{up.prefect}/api/flow_runs/{run['id']}/set_state", json=cancelling)
+    assert over(up, run["id"], 60)["state_type"] == "CANCELLED"
+    assert tracked(run["id"]).status == "KILLED"
+
+
+def test_a_promotion_waits_suspended_for_a_person_and_then_sets_the_alias(up):
+    (trained,) = start(up, "train/test", *SMALL, "iterations=1")
+    over(up, trained)
+    run_id = tracked(trained).run_id
+    deployment = httpx.get(f"{up.prefect}/api/deployments/name/promote/model").json()
+    url = f"{up.prefect}/api/deployments/{deployment['id']}/create_flow_run"
+    asked = httpx.post(url, json={"parameters": {"run": run_id}}).json()["id"]
+    wait_until(lambda: flow_run(up, asked)["state_name"] == "Suspended", 60, "suspended")
+    assert not any(run_id in " ".join(p.cmdline()) for p in supervised(up)) and actors(up) == 0
+    client = Tracker().connect()[0]
+    assert not client.search_registered_models()
+    answer = {"run_input": {"approve": True, "note": "good"}}
+    resumed = httpx.post(f"{up.prefect}/api/flow_runs/{asked}/resume", json=answer)
+    assert resumed.json()["status"] == "ACCEPT", resumed.text
+    assert over(up, asked, 90)["state_type"] == "COMPLETED"
+    version = client.get_model_version_by_alias("mempo", "champion")
+    assert version.run_id == run_id
+    assert tracked(trained).tags["mempo.promotion"] == "champion: True good"
 
 
 def test_down_leaves_nothing_behind_and_a_run_of_the_worker_is_closed(up):
