@@ -48,6 +48,7 @@ def up(
 
         for name, address in services.up(prefect_port, mlflow_port, ray_port, limit).items():
             print(f"{name}: {address}", flush=True)
+        print(f"Runs compared: {services.compared()}")
         print(f"Logs: {supervisor.folder() / 'logs'}\n`mempo down` stops all of it.", flush=True)
 
 

@@ -38,6 +38,16 @@ def up(prefect_port: int, mlflow_port: int, ray_port: int, limit: int) -> dict[s
     return supervisor.running()
 
 
+def compared() -> str:
+    """The address of MLflow's page that compares the runs of this MEMPO_HOME."""
+    from tasks import supervisor, views
+    from tasks.tracking import Tracker
+
+    client, experiment_id = Tracker().connect()
+    key = views.share(client, experiment_id)
+    return views.compare_url(supervisor.mlflow_address(), experiment_id, key)
+
+
 def environment() -> dict[str, str]:
     """What a command needs to use the services that run; empty where none do."""
     from tasks import supervisor

@@ -278,6 +278,26 @@ def test_fault_46_many_rollouts_make_a_handful_of_task_runs(cold: SimpleNamespac
     assert 4 <= len(found) <= 6  # rollout, score, train, checkpoint, evaluate
 
 
+def test_fault_49_another_learning_rate_is_computed_and_not_served_from_a_cache(cold):
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+
+    from flows.train import train
+
+    small = ("iterations=1", "evaluate.before=false", "evaluate.sampled=false")
+    rates = ("learner.lr=1e-3", "learner.lr=1e-2", "learner.lr=1e-3")
+    results = [train(experiment(cold.start, *small, rate)) for rate in rates]
+    weights = [(Path(r.checkpoint) / "model.safetensors").read_bytes() for r in results]
+    assert weights[0] != weights[1] and weights[0] == weights[2]
+    flow_runs = [UUID(tracker().run_info(r.run_id).tags["prefect.flow_run_id"]) for r in results]
+    with get_client(sync_client=True) as client:
+        found = client.read_task_runs(
+            flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=flow_runs))
+        )
+    assert len(found) >= 12
+    assert {run.state_name for run in found} == {"Completed"}  # none is "Cached"
+
+
 def test_fault_44_metrics_logged_in_a_ray_worker_land_in_the_run_they_name(home: Path):
     import ray
 
