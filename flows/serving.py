@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from flows.deploy import deploy
@@ -21,7 +20,7 @@ def serve(cluster: str, overrides: Sequence[str], limit: int, schedules: Path) -
         ValueError: no Prefect server is configured, or it does not answer; or a schedule is wrong.
     """
     from prefect.client.orchestration import get_client
-    from prefect.client.schemas.actions import WorkPoolCreate
+    from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
     from prefect.exceptions import ObjectAlreadyExists
 
     from tasks.prefect_server import check_prefect, configured_prefect_url
@@ -33,11 +32,16 @@ def serve(cluster: str, overrides: Sequence[str], limit: int, schedules: Path) -
             "with all of this, or set it to yours"
         )
     check_prefect(url)
-    with get_client(sync_client=True) as client, suppress(ObjectAlreadyExists):
-        client.create_work_pool(WorkPoolCreate(name=POOL, type="process"))
+    with get_client(sync_client=True) as client:
+        # The pool's own limit, since the worker's crashes where a suspended run comes back early.
+        try:
+            pool = WorkPoolCreate(name=POOL, type="process", concurrency_limit=limit)
+            client.create_work_pool(pool)
+        except ObjectAlreadyExists:
+            client.update_work_pool(POOL, WorkPoolUpdate(concurrency_limit=limit))
     for line in deploy(POOL, cluster=cluster, overrides=overrides, schedules=schedules):
         say(line)
     say(f"worker: takes runs of work pool {POOL}, {limit} at a time; Ctrl-C ends it")
     os.environ.setdefault("PREFECT_WORKER_QUERY_SECONDS", "2")  # a person waits for the start
     worker = ["prefect", "worker", "start", "--pool", POOL, "--type", "process"]
-    os.execv(sys.executable, [sys.executable, "-m", *worker, "--limit", str(limit)])
+    os.execv(sys.executable, [sys.executable, "-m", *worker])

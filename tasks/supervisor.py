@@ -27,6 +27,7 @@ import httpx
 from tasks import processes, store
 
 POLL_S = 0.3
+RESTART_S = 3.0
 FLOWS_END_S = 30.0  # what a run needs to close its record and to free its actors
 
 
@@ -39,7 +40,9 @@ class Service:
     env: Mapping[str, str]  # beside the environment of whoever starts it; may hold secrets
     address: str
     healthy: Callable[[], bool]
-    after: str = ""  # a URL that has to answer first
+    after: str = (
+        ""  # a URL that has to answer first; such a service is started again where it fails
+    )
 
 
 def folder() -> Path:
@@ -105,7 +108,7 @@ def start(services: Sequence[Service], timeout_s: float, say: Callable[[str], No
 
 
 def _awaiting(service: Service) -> list[str]:
-    """Its command, behind a wait for what it comes after."""
+    """Its command, behind a wait for what it comes after, which also starts it again."""
     if not service.after:
         return list(service.command)
     return [sys.executable, "-m", "tasks.supervisor", service.after, *service.command]
@@ -213,11 +216,19 @@ def main() -> None:
     sys.exit(manager.returncode)
 
 
-def run_after(url: str, command: Sequence[str]) -> None:
-    """Become `command` once `url` answers."""
-    while not answers(url):
-        time.sleep(POLL_S)
-    os.execv(command[0], list(command))
+def keep_running(url: str, command: Sequence[str]) -> None:
+    """Run `command` once `url` answers, and again where it fails, until SIGTERM.
+
+    Its end must not end the servers: they hold the runs of others.
+    """
+    while True:
+        while not answers(url):
+            time.sleep(POLL_S)
+        ended = subprocess.run(command, check=False).returncode
+        if ended == 0:
+            return
+        print(f"ended with status {ended}; started again", flush=True)
+        time.sleep(RESTART_S)
 
 
 def answers(url: str) -> bool:
@@ -230,6 +241,6 @@ def answers(url: str) -> bool:
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        run_after(sys.argv[1], sys.argv[2:])
+        keep_running(sys.argv[1], sys.argv[2:])
     else:
         main()
