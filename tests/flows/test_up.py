@@ -246,6 +246,7 @@ def test_a_run_is_started_watched_and_followed_to_its_metrics_in_a_browser(up, p
     page.reload()
     worker_line = re.compile(f"rollout on {re.escape(socket.gethostname())}: .*reward/mean")
     page.get_by_text(worker_line).first.wait_for()  # said by the stage, on a Ray worker
+    page.get_by_text(re.compile("iteration 1/1")).first.wait_for()  # said by the flow
     page.screenshot(path=tmp_path / "run.png")
 
     page.locator("li.p-tab", has_text="Artifacts").first.click()

@@ -136,3 +136,38 @@ def test_a_driver_that_is_missing_is_named(monkeypatch):
         databases.creating("postgresql+psycopg2://host/db"),
     ):
         pass
+
+
+@pytest.mark.services
+@pytest.mark.filterwarnings("default")
+def test_prefect_mlflow_and_optuna_share_a_postgres_in_schemas_of_their_own(
+    monkeypatch, tmp_path, postgres_url
+):
+    from prefect.client.orchestration import get_client
+    from sqlalchemy import create_engine, text
+
+    from tasks.prefect_server import prefect_server
+    from tasks.search import _study
+
+    monkeypatch.setenv("MEMPO_DATABASE_URL", postgres_url)
+    monkeypatch.setenv("MEMPO_HOME", str(tmp_path))
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    with prefect_server(lambda _: None), get_client(sync_client=True) as client:
+        client.create_flow_from_name("kept in postgres")
+    Tracker(home=str(tmp_path)).connect()
+    import optuna
+
+    _study("kept too", optuna.pruners.NopPruner())
+    with create_engine(databases.mlflow_uri(tmp_path)).connect() as connection:
+        found = "select schemaname from pg_tables where tablename = :table"
+        where = {
+            table: connection.execute(text(found), {"table": table}).scalars().all()
+            for table in ("flow_run", "experiments", "trials", "alembic_version")
+        }
+        flows = connection.execute(text("select name from prefect.flow")).scalars().all()
+        studies = connection.execute(text("select study_name from optuna.studies")).scalars().all()
+    assert where["flow_run"] == ["prefect"] and where["experiments"] == ["mlflow"]
+    assert where["trials"] == ["optuna"]
+    assert sorted(where["alembic_version"]) == ["mlflow", "optuna", "prefect"]
+    assert (flows, studies) == (["kept in postgres"], ["kept too"])
+    assert not list(tmp_path.rglob("*.db"))
