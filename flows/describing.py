@@ -12,6 +12,7 @@ from mempo.config import Experiment
 if TYPE_CHECKING:
     from mlflow.entities import DatasetInput
 
+WHOLES = {"ablate": "study", "sweep": "sweep"}  # runs of many, by kind
 SHOWN = 20  # differences in a description
 _VALUE = 200  # characters of a value
 
@@ -23,16 +24,18 @@ def description(
 
     page: the address at which MLflow draws the runs of a study.
     """
-    if kind in ("ablate", "sweep"):
+    if kind in WHOLES:
         drawn = f", or [its curves]({page})" if page else ""
         return "\n".join(
             [
-                f"The study **{method}**: its runs are nested below this one.",
+                f"The {WHOLES[kind]} **{method}**: its runs are nested below this one.",
                 "",
                 f"- to see: `mempo report {run_id}`{drawn}",
-                f"- to go on where it was cut off: `mempo ablate {method} --resume {run_id}`",
+                f"- to go on where it was cut off: `mempo {kind} {method} --resume {run_id}`",
             ]
         )
+    if kind == "trial":
+        return f"**{method}** of the sweep {parent}: its point is its params, its runs are below it."
     agent, preset = experiment.agent.kind, experiment.preset or "none"
     what = {
         "train": f"Training with {experiment.algorithm}, {experiment.iterations} iterations",

@@ -28,6 +28,7 @@ from tasks import processes, store
 
 POLL_S = 0.3
 RESTART_S = 3.0
+SERVICES_END_S = 15.0
 FLOWS_END_S = 30.0  # what a run needs to close its record and to free its actors
 
 
@@ -156,14 +157,10 @@ def stop() -> bool:
         (folder() / "services.json").unlink(missing_ok=True)
         return False
     supervisor = psutil.Process(found["pid"])
-    flows = [
-        child
-        for process in supervisor.children(recursive=True)
-        if "worker" in _command(process)
-        for child in process.children()
-    ]
-    _end(flows, FLOWS_END_S)
-    _end([*supervisor.children(recursive=True), supervisor], 15.0, first=supervisor)
+    everything = [*supervisor.children(recursive=True), supervisor]
+    workers = [process for process in everything if "prefect worker start" in _command(process)]
+    _end([child for worker in workers for child in worker.children()], FLOWS_END_S)
+    _end(everything, SERVICES_END_S, first=supervisor)
     (folder() / "services.json").unlink(missing_ok=True)
     return True
 
@@ -224,8 +221,11 @@ def keep_running(url: str, command: Sequence[str]) -> None:
     while True:
         while not answers(url):
             time.sleep(POLL_S)
-        ended = subprocess.run(command, check=False).returncode
-        if ended == 0:
+        child = subprocess.Popen(command)
+        # The signal is for the whole group; who goes first leaves the child to nobody.
+        signal.signal(signal.SIGTERM, lambda *_: child.wait())
+        ended = child.wait()
+        if ended in (0, -signal.SIGTERM):
             return
         print(f"ended with status {ended}; started again", flush=True)
         time.sleep(RESTART_S)
