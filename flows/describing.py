@@ -35,7 +35,7 @@ def description(
             ]
         )
     if kind == "trial":
-        return f"**{method}** of the sweep {parent}: its point is its params, its runs are below it."
+        return f"**{method}** of the sweep {parent}: its params are its point, its runs are nested."
     agent, preset = experiment.agent.kind, experiment.preset or "none"
     what = {
         "train": f"Training with {experiment.algorithm}, {experiment.iterations} iterations",

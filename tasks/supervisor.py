@@ -218,14 +218,16 @@ def keep_running(url: str, command: Sequence[str]) -> None:
 
     Its end must not end the servers: they hold the runs of others.
     """
-    while True:
+    stopped: list[int] = []
+    # The signal is for the whole group; who goes first leaves the other to nobody.
+    signal.signal(signal.SIGTERM, lambda number, _: stopped.append(number))
+    while not stopped:
         while not answers(url):
+            if stopped:
+                return
             time.sleep(POLL_S)
-        child = subprocess.Popen(command)
-        # The signal is for the whole group; who goes first leaves the child to nobody.
-        signal.signal(signal.SIGTERM, lambda *_: child.wait())
-        ended = child.wait()
-        if ended in (0, -signal.SIGTERM):
+        ended = subprocess.run(command, check=False).returncode
+        if ended == 0 or stopped:
             return
         print(f"ended with status {ended}; started again", flush=True)
         time.sleep(RESTART_S)
