@@ -1,5 +1,8 @@
 import signal
 
+import psutil
+import pytest
+
 from tasks import ray_cluster
 
 
@@ -17,3 +20,23 @@ def test_a_handler_of_sigterm_survives_what_takes_it_away():
         assert signal.getsignal(signal.SIGTERM) is ours
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.services
+@pytest.mark.filterwarnings("default")
+def test_a_local_ray_listens_on_the_loopback_alone():
+    from mempo.config import Cluster
+
+    ray_cluster.connect_ray(Cluster(cpus=1, threads=1))
+    try:
+        me = psutil.Process()
+        listening = [
+            connection.laddr.ip
+            for process in (me, *me.children(recursive=True))
+            for connection in process.net_connections()
+            if connection.status == psutil.CONN_LISTEN
+        ]
+    finally:
+        ray_cluster.shutdown_ray()
+    assert len(listening) >= 4  # of its head, its node and their agents
+    assert {ip.removeprefix("::ffff:") for ip in listening} <= {"127.0.0.1", "::1"}
