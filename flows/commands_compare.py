@@ -12,7 +12,7 @@ from conf.load import load
 from conf.study import load_study
 from conf.text import ConfigError
 from flows.listing import study_table
-from flows.options import ClusterFile, Overrides, integers
+from flows.options import ClusterFile, Overrides, Parallel, ResumeMany, Seeds, integers
 from flows.shell import command, complain, stay_offline
 
 
@@ -22,21 +22,9 @@ def ablate(
     ],
     cluster: ClusterFile = "local",
     overrides: Overrides = None,
-    seeds: Annotated[
-        str | None, typer.Option("--seeds", metavar="N,N", help="Seeds in place of the study's.")
-    ] = None,
-    parallel: Annotated[
-        int | None, typer.Option("--parallel", metavar="N", help="Runs that go on side by side.")
-    ] = None,
-    resume: Annotated[
-        str | None,
-        typer.Option(
-            "--resume",
-            metavar="RUN",
-            help="Go on with this MLflow run of the study, or with 'auto' the newest one that is "
-            "not done.",
-        ),
-    ] = None,
+    seeds: Seeds = None,
+    parallel: Parallel = None,
+    resume: ResumeMany = None,
     show: Annotated[
         bool, typer.Option("--list", help="List the runs of the study and start nothing.")
     ] = False,

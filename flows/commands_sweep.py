@@ -10,7 +10,7 @@ import typer
 from conf.sweep import load_sweep
 from conf.text import ConfigError
 from flows.listing import sweep_table
-from flows.options import ClusterFile, Overrides, integers
+from flows.options import ClusterFile, Overrides, Parallel, ResumeMany, Seeds, integers
 from flows.shell import command, complain, stay_offline
 
 
@@ -18,21 +18,9 @@ def sweep(
     name: Annotated[str, typer.Argument(metavar="SWEEP", help="A sweep, by name, or a YAML file.")],
     cluster: ClusterFile = "local",
     overrides: Overrides = None,
-    seeds: Annotated[
-        str | None, typer.Option("--seeds", metavar="N,N", help="Seeds in place of the sweep's.")
-    ] = None,
-    parallel: Annotated[
-        int | None, typer.Option("--parallel", metavar="N", help="Trials that go on side by side.")
-    ] = None,
-    resume: Annotated[
-        str | None,
-        typer.Option(
-            "--resume",
-            metavar="RUN",
-            help="Go on with this MLflow run of the sweep, or with 'auto' the newest one that is "
-            "not done.",
-        ),
-    ] = None,
+    seeds: Seeds = None,
+    parallel: Parallel = None,
+    resume: ResumeMany = None,
     show: Annotated[
         bool, typer.Option("--list", help="Show what is searched and start nothing.")
     ] = False,

@@ -27,6 +27,22 @@ Seed = Annotated[
     typer.Option("--seed", metavar="N", help="Seed of the run; every random draw follows from it."),
 ]
 
+# Of commands that start many runs.
+Seeds = Annotated[
+    str | None, typer.Option("--seeds", metavar="N,N", help="Seeds in place of the file's.")
+]
+Parallel = Annotated[
+    int | None, typer.Option("--parallel", metavar="N", help="How many go on side by side.")
+]
+ResumeMany = Annotated[
+    str | None,
+    typer.Option(
+        "--resume",
+        metavar="RUN",
+        help="Go on with this MLflow run of it, or with 'auto' the newest one that is not done.",
+    ),
+]
+
 
 def integers(text: str) -> list[int] | None:
     """'101,102' -> [101, 102]; '' -> None."""

@@ -24,7 +24,10 @@ COMMANDS = (
     "reproduce",
     "doctor",
     "fetch",
-    "ui",
+    "up",
+    "down",
+    "serve",
+    "deploy",
 )
 RESULT = SimpleNamespace(run_id="abc", folder="runs/store/abc", checkpoint="runs/ckpt", failed={})
 
@@ -92,7 +95,7 @@ def test_help_lists_commands_presets_clusters_and_studies_with_what_they_are():
 def test_the_help_of_each_command_says_what_it_does_and_shows_it(command):
     result = mempo(command, "--help")
     assert result.exit_code == 0
-    assert command == "ui" or f"  mempo {command}" in result.stdout
+    assert f"  mempo {command}" in result.stdout
     assert len(result.stdout) > 200
 
 
@@ -245,7 +248,7 @@ def test_fetch_passes_the_folder_and_fails_with_1(monkeypatch, tmp_path):
         (("ablate", "demo", "--seeds", "1,x"), "--seeds '1,x'"),
         (("ablate", "demo", "--parallel", "0"), "cluster.parallel"),
         (("train", "-p", "test", "--set", "policy.model=models/none"), "policy.model"),
-        (("ui", "--mlflow-port", "99999"), "--mlflow-port 99999"),
+        (("up", "--mlflow-port", "99999"), "--mlflow-port 99999"),
     ],
 )
 def test_bad_input_is_refused_in_one_line_with_2(arguments, part):
@@ -360,3 +363,21 @@ def test_empty_options_of_unset_variables_are_refused_and_a_preset_is_no_overrid
     assert "--seeds: empty" in refused("ablate", "demo", "--seeds", "", "--list")
     assert "--baseline: empty" in refused("report", "0a", "--baseline", "")
     assert "--preset test" in refused("doctor", "--set", "preset=test")
+
+
+def test_serve_and_deploy_want_a_server_and_a_cluster_that_ships(monkeypatch):
+    from tasks import prefect_server
+
+    monkeypatch.setattr(prefect_server, "configured_prefect_url", lambda: "")
+    for arguments in (("serve",), ("deploy", "--pool", "mine")):
+        line = refused(*arguments)
+        assert "PREFECT_API_URL: not set" in line and "mempo up" in line
+        assert "unknown cluster 'sercives'; did you mean 'services'?" in refused(
+            *arguments, "--cluster", "sercives"
+        )
+    assert refused("deploy", "--pool", "mine", "--schedules", "nowhere")
+
+
+def test_down_without_services_says_so():
+    result = mempo("down")
+    assert result.exit_code == 0 and "nothing of this MEMPO_HOME was running" in result.stdout
