@@ -123,6 +123,7 @@ def _on_loopback(address: str) -> bool:
         return False
     import ray
 
+    _stay_on_loopback(False)  # or the loopback itself is told for this node's address
     try:
         with socket.create_connection((ray.util.get_node_ip_address(), port), timeout=2.0):
             return False
@@ -135,3 +136,4 @@ def shutdown_ray() -> None:
     import ray
 
     ray.shutdown()
+    _stay_on_loopback(False)
