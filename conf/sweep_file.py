@@ -25,6 +25,7 @@ RANGE_KEYS = {"low", "high", "log", "step"}
 METRIC = re.compile(r"(eval|eval_sampled)/n([1-9]\d*)/(em|f1|format|p_answer)")
 # What decides which questions are asked, and how: trials are compared on the same ones.
 MEASURE = {"objectives", "questions", "temperature", "sampled", "passes", "every", "seed"}
+MOST = 10_000  # trials of a sweep: each is a run
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def _trials(where: str, value: object, method: str, space: tuple[Dimension, ...]
     if method != "grid":
         if value is None:
             raise ConfigError(f"{where}: 'trials' is missing; say how many, as in 'trials: 20'")
-        return _positive(where, "trials", value)
+        return _bounded(where, _positive(where, "trials", value))
     if value is not None:
         raise ConfigError(
             f"{where}: 'trials' is of no use to a grid, which has all points; drop it"
@@ -111,7 +112,13 @@ def _trials(where: str, value: object, method: str, space: tuple[Dimension, ...]
                 f"{where}: 'space.{dimension.setting}' has endless values, and a grid lists all; "
                 "give choices, as in [0.1, 0.2], or a step"
             )
-    return math.prod(len(dimension.values) for dimension in space)
+    return _bounded(where, math.prod(len(dimension.values) for dimension in space))
+
+
+def _bounded(where: str, trials: int) -> int:
+    if trials > MOST:
+        raise ConfigError(f"{where}: {trials} trials; at most {MOST}, so give fewer or choices")
+    return trials
 
 
 def _metric(where: str, value: object) -> str:

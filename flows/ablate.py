@@ -34,7 +34,11 @@ class AblationResult:
 
 
 @flow(
-    name="ablate", task_runner=stages.ray_runner(), persist_result=False, validate_parameters=False
+    name="ablate",
+    flow_run_name="{study.name}",
+    task_runner=stages.ray_runner(),
+    persist_result=False,
+    validate_parameters=False,
 )
 def ablate(study: Study, resume: str = "", command: str = "") -> AblationResult:
     """`run_study` as a flow of a command."""

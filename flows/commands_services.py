@@ -26,9 +26,14 @@ def up(
     prefect_port: Annotated[int, typer.Option(metavar="N", help="Port of Prefect.")] = 4200,
     mlflow_port: Annotated[int, typer.Option(metavar="N", help="Port of MLflow.")] = 5000,
     ray_port: Annotated[
-        int, typer.Option(metavar="N", help="Port of the Ray head; the next one is its clients'.")
+        int,
+        typer.Option(
+            metavar="N",
+            help="Port of the Ray head; the next one is its clients'.",
+        ),
     ] = 26379,
     limit: Limit = 4,
+    schedules: Schedules = FOLDER,
 ) -> None:
     """Start Prefect, MLflow, a Ray head and a worker on this machine.
 
@@ -46,7 +51,9 @@ def up(
         from flows import up as services
         from tasks import supervisor
 
-        for name, address in services.up(prefect_port, mlflow_port, ray_port, limit).items():
+        for name, address in services.up(
+            prefect_port, mlflow_port, ray_port, limit, schedules
+        ).items():
             print(f"{name}: {address}", flush=True)
         print(f"Runs compared: {services.compared()}")
         print(f"Logs: {supervisor.folder() / 'logs'}\n`mempo down` stops all of it.", flush=True)
@@ -62,9 +69,9 @@ def down() -> None:
       mempo down
     """
     with command():
-        from tasks import supervisor
+        from flows import up as services
 
-        print("stopped" if supervisor.stop() else "nothing of this MEMPO_HOME was running")
+        print("stopped" if services.down() else "nothing of this MEMPO_HOME was running")
 
 
 def serve(

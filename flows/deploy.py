@@ -7,6 +7,7 @@ package installed and nothing else.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -18,6 +19,7 @@ from conf.schedule import FOLDER, Schedule, load_schedules
 from conf.study import studies
 from conf.sweep import sweeps
 from conf.text import ConfigError
+from mempo.config.addresses import NO_PASSWORD
 
 if TYPE_CHECKING:
     from prefect import Flow
@@ -58,13 +60,14 @@ def deployments(cluster: str, overrides: Sequence[str] = ()) -> list[Deployment]
         for preset, text in presets().items()
     ]
     places = {"cluster": list(clusters())}
+    tracking = load("demo", cluster=cluster, overrides=overrides).tracking.uri
     named = {"cluster": cluster, "settings": list(overrides)}
     return [
         *found,
         _deployment(forms.ablate, "study", named, {"study": list(studies()), **places}),
         _deployment(forms.sweep, "search", named, {"sweep": list(sweeps()), **places}),
         _deployment(forms.resume, "run", {"cluster": cluster}, places),
-        _deployment(promote, "model", {}, {}),
+        _deployment(promote, "model", {"tracking": tracking}, {}),
     ]
 
 
@@ -92,6 +95,14 @@ def _deployment(
         schema["properties"].pop(hidden, None)
     for parameter, values in choices.items():
         schema["properties"][parameter]["enum"] = list(values)
+    if "settings" in schema["properties"]:  # they are recorded and shown
+        schema["properties"]["settings"] = {
+            **schema["properties"]["settings"],
+            "anyOf": [
+                {"type": "array", "items": {"type": "string", "pattern": NO_PASSWORD}},
+                {"type": "null"},
+            ],
+        }
     # What has a value need not be given.
     schema["required"] = [p for p in schema.get("required", []) if p not in parameters]
     description = description or (flow.description or "").partition("\n")[0]
@@ -143,23 +154,36 @@ def _parameters(
     schedule: Schedule, made: Sequence[Deployment], cluster: str, overrides: Sequence[str]
 ) -> dict[str, Any]:
     """A schedule's own parameters, its settings resolved over the preset of its deployment."""
+    from prefect.utilities.schema_tools.validation import ValidationError, validate
+
     (deployment,) = [d for d in made if d.full_name == schedule.deployment]
     where = f"schedule {schedule.name}.yaml"
     if foreign := sorted(set(schedule.parameters) - set(deployment.schema["properties"])):
         allowed = ", ".join(deployment.schema["properties"])
         raise ConfigError(f"{where}: unknown parameter '{foreign[0]}'; there are: {allowed}")
+    if "experiment" in schedule.parameters:
+        raise ConfigError(f"{where}: 'parameters.experiment' is whole; change a preset by 'set'")
+    try:
+        validate(dict(schedule.parameters), dict(deployment.schema), True, ignore_required=True)
+    except ValidationError as error:
+        raise ConfigError(f"{where}: 'parameters': {error}") from None
     if not schedule.settings:
         return dict(schedule.parameters)
     if not deployment.settings_of:
         raise ConfigError(f"{where}: 'set' changes a preset, and {schedule.deployment} has none")
     changes = [*overrides, *schedule.settings]
-    experiment = load(deployment.settings_of, cluster=cluster, overrides=changes)
+    try:
+        experiment = load(deployment.settings_of, cluster=cluster, overrides=changes)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
     return {**schedule.parameters, "experiment": experiment.model_dump(mode="json")}
 
 
 def _job_variables(client: SyncPrefectClient, pool: str, image: str) -> dict[str, Any]:
     from prefect.exceptions import ObjectNotFound
 
+    if not re.fullmatch(r"[^/%&><]+", pool):
+        raise ConfigError(f"--pool '{pool}': is no name of a work pool; `prefect work-pool ls`")
     try:
         kind = client.read_work_pool(pool).type
     except ObjectNotFound:
@@ -171,7 +195,12 @@ def _job_variables(client: SyncPrefectClient, pool: str, image: str) -> dict[str
         if image:
             raise ConfigError(f"--image: work pool {pool} starts processes and uses no image")
         return {"working_dir": str(Path.cwd())}  # relative paths of settings begin there
-    return {"image": image} if image else {}
+    if not image:
+        raise ConfigError(
+            f"--image: work pool {pool} starts containers; name an image that has this package "
+            "(infra/Dockerfile makes one)"
+        )
+    return {"image": image}
 
 
 def _register(
@@ -253,6 +282,7 @@ def _timing(schedule: Schedule) -> Any:
     from datetime import timedelta
 
     from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule, RRuleSchedule
+    from pydantic import ValidationError as PydanticError
 
     zone = schedule.timezone
     try:
@@ -265,7 +295,8 @@ def _timing(schedule: Schedule) -> Any:
             case _:
                 return RRuleSchedule(rrule=str(schedule.when), timezone=zone)
     except ValueError as error:
-        reason = " ".join(str(error).split())[:200]
+        first = error.errors()[0]["msg"] if isinstance(error, PydanticError) else str(error)
+        reason = " ".join(first.split())[:200]
         raise ConfigError(
             f"schedule {schedule.name}.yaml: '{schedule.timing}' = {schedule.when!r} cannot be "
             f"used ({reason}); correct it"

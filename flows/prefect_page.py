@@ -5,6 +5,7 @@ All of it is for looking at; the record is MLflow's. Outside a flow run nothing 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from uuid import UUID
 
@@ -73,8 +74,12 @@ def describe(tags: Mapping[str, str], tracker: Tracker, run_id: str) -> None:
 
 
 def run_url(tracker: Tracker, run_id: str) -> str:
-    """Where a browser finds the MLflow run; '' where no server shows it."""
-    served = tracker.uri if tracker.uri.startswith("http") else mlflow_address()
+    """Where a browser finds the MLflow run; '' where no server shows it.
+
+    MEMPO_MLFLOW_URL says it where a browser has another name for the server than runs have.
+    """
+    served = os.environ.get("MEMPO_MLFLOW_URL", "")
+    served = served or (tracker.uri if tracker.uri.startswith("http") else mlflow_address())
     if not served:
         return ""
     return f"{served.rstrip('/')}/#/experiments/{tracker.connect()[1]}/runs/{run_id}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from prefect import flow
 from prefect.artifacts import create_markdown_artifact
 from prefect.flow_runs import suspend_flow_run
@@ -11,9 +13,11 @@ from pydantic import Field
 
 from flows.prefect_page import run_url
 from flows.progress import say
-from tasks.registry import register
+from tasks.connection import OUTAGE, first_line
+from tasks.registry import checkpoint_of, register
 from tasks.tracking import Tracker
 
+TAG_CHARACTERS = 5000  # MLflow refuses longer values
 PATIENCE_S = 7 * 24 * 3600  # for the answer
 
 
@@ -26,7 +30,11 @@ class Approval(RunInput):
 
 @flow(name="promote", flow_run_name="{run}", persist_result=True)
 def promote(
-    run: str, model: str = "mempo", alias: str = "champion", experiment: str = "mempo"
+    run: str,
+    model: str = "mempo",
+    alias: str = "champion",
+    experiment: str = "mempo",
+    tracking: str = "",
 ) -> object:
     """Give a run's best checkpoint an alias in MLflow's registry, once a person has approved.
 
@@ -37,11 +45,21 @@ def promote(
         model: Name of the registered model.
         alias: What the version is called from then on, such as champion.
         experiment: MLflow experiment of the run.
+        tracking: MLflow server that has the run. Empty: the default store.
     """
-    tracker = Tracker(experiment=experiment)
-    found = tracker.run_info(run)
+    for name, value in (("model", model), ("alias", alias)):
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", value):
+            raise ValueError(f"{name} '{value}': use letters, digits, '-', '_' and '.'")
+    tracker = Tracker(tracking, experiment)
+    try:
+        found = tracker.run_info(run)
+    except OUTAGE as error:
+        raise ValueError(
+            f"run {run}: {first_line(error)}; its page in MLflow has its id"
+        ) from error
     if found.status != "FINISHED":
         raise ValueError(f"run {run} is {found.status}, not FINISHED; promote one that is done")
+    checkpoint_of(*tracker.connect(), run)  # or there is nothing to approve
     measured = {k: v for k, v in sorted(found.metrics.items()) if k.startswith("eval")}
     rows = "\n".join(f"| {name} | {value:.4f} |" for name, value in measured.items())
     link = run_url(tracker, run)
@@ -55,7 +73,8 @@ def promote(
         key=f"approve-{run}",
         timeout=PATIENCE_S,
     )
-    tracker.set_tags(run, {"mempo.promotion": f"{alias}: {answer.approve} {answer.note}".strip()})
+    told = f"{alias}: {answer.approve} {answer.note}".strip()
+    tracker.set_tags(run, {"mempo.promotion": told[:TAG_CHARACTERS]})
     if not answer.approve:
         say(f"not approved: {answer.note or 'no reason given'}")
         return Completed(name="Rejected", message=answer.note or "not approved")

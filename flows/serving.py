@@ -19,10 +19,6 @@ def serve(cluster: str, overrides: Sequence[str], limit: int, schedules: Path) -
     Raises:
         ValueError: no Prefect server is configured, or it does not answer; or a schedule is wrong.
     """
-    from prefect.client.orchestration import get_client
-    from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
-    from prefect.exceptions import ObjectAlreadyExists
-
     from tasks.prefect_server import check_prefect, configured_prefect_url
 
     url = configured_prefect_url()
@@ -32,6 +28,27 @@ def serve(cluster: str, overrides: Sequence[str], limit: int, schedules: Path) -
             "with all of this, or set it to yours"
         )
     check_prefect(url)
+    offer(cluster, overrides, limit, schedules)
+    say(f"worker: takes runs of work pool {POOL}, {limit} at a time; Ctrl-C ends it")
+    os.environ |= WORKER_ENV
+    os.execv(sys.executable, [sys.executable, *WORKER])
+
+
+WORKER = ["-m", "prefect", "worker", "start", "--pool", POOL, "--type", "process"]
+WORKER_ENV = {"PREFECT_WORKER_QUERY_SECONDS": "2"}  # a person waits for the start
+
+
+def offer(cluster: str, overrides: Sequence[str], limit: int, schedules: Path) -> None:
+    """Put all deployments on the configured server, for this machine's work pool.
+
+    Runs of the pool whose process is gone are closed first: they would hold its slots.
+    """
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
+    from prefect.exceptions import ObjectAlreadyExists
+
+    from tasks.reaping import crash_lost
+
     with get_client(sync_client=True) as client:
         # The pool's own limit, since the worker's crashes where a suspended run comes back early.
         try:
@@ -39,9 +56,7 @@ def serve(cluster: str, overrides: Sequence[str], limit: int, schedules: Path) -
             client.create_work_pool(pool)
         except ObjectAlreadyExists:
             client.update_work_pool(POOL, WorkPoolUpdate(concurrency_limit=limit))
+    for line in crash_lost(POOL):
+        say(line)
     for line in deploy(POOL, cluster=cluster, overrides=overrides, schedules=schedules):
         say(line)
-    say(f"worker: takes runs of work pool {POOL}, {limit} at a time; Ctrl-C ends it")
-    os.environ.setdefault("PREFECT_WORKER_QUERY_SECONDS", "2")  # a person waits for the start
-    worker = ["prefect", "worker", "start", "--pool", POOL, "--type", "process"]
-    os.execv(sys.executable, [sys.executable, "-m", *worker])

@@ -36,7 +36,11 @@ class SweepResult:
 
 
 @flow(
-    name="sweep", task_runner=stages.ray_runner(), persist_result=False, validate_parameters=False
+    name="sweep",
+    flow_run_name="{plan.name}",
+    task_runner=stages.ray_runner(),
+    persist_result=False,
+    validate_parameters=False,
 )
 def sweep(plan: Sweep, resume: str = "", command: str = "") -> SweepResult:
     """`run_sweep` as a flow of a command."""

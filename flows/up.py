@@ -9,33 +9,77 @@ from pathlib import Path
 
 import httpx
 
+from conf.schedule import load_schedules
 from flows.progress import say
+from flows.serving import POOL, WORKER, WORKER_ENV, offer
 
 HOST = "127.0.0.1"
 TIMEOUT_S = 300.0  # fresh databases on a busy machine
 RAY_PORT = 26379  # as conf/cluster/services.yaml has it; Ray's own workers use 10002 to 19999
 
 
-def up(prefect_port: int, mlflow_port: int, ray_port: int, limit: int) -> dict[str, str]:
+def up(
+    prefect_port: int, mlflow_port: int, ray_port: int, limit: int, schedules: Path
+) -> dict[str, str]:
     """Start the services, or find them running; the address of each by name.
 
     Raises:
-        ValueError: a port is taken, or MEMPO_HOME cannot be written.
+        ValueError: a port is taken, a schedule is wrong, or MEMPO_HOME cannot be written.
         RuntimeError: a service did not start; its log is named.
     """
-    from tasks import supervisor
+    from tasks import store, supervisor
+    from tasks.prefect_server import using
 
-    if found := supervisor.running():
-        say("the services of this MEMPO_HOME are running already")
-        return found
-    ports = {"--prefect-port": prefect_port, "--mlflow-port": mlflow_port, "--ray-port": ray_port}
-    for option, port in ports.items():
+    load_schedules(schedules)
+    store.check_writable(supervisor.folder())
+    with store.locked(supervisor.folder() / "lock"):  # the second of two finds them running
+        if found := supervisor.running():
+            say("the services of this MEMPO_HOME are running already")
+            return found
+        _check_ports(prefect_port, mlflow_port, ray_port)
+        say("services: starting ... (a fresh database takes a minute)")
+        supervisor.start(_services(prefect_port, mlflow_port, ray_port), TIMEOUT_S, say)
+        try:
+            with using(f"{supervisor.running()['prefect']}/api"):
+                here = [f"cluster.address={HOST}:{ray_port}"]
+                offer("services", here, limit, schedules)
+        except BaseException:
+            supervisor.stop()
+            raise
+        return supervisor.running()
+
+
+def down() -> bool:
+    """Stop the services, runs that go on first; False where none ran."""
+    from tasks import store, supervisor
+    from tasks.prefect_server import using
+    from tasks.reaping import crash_lost
+
+    store.check_writable(supervisor.folder())
+    with store.locked(supervisor.folder() / "lock"):
+        found = supervisor.running()
+        if found:
+            supervisor.stop_flows()
+            if supervisor.answers(f"{found['prefect']}/api/health"):
+                with using(f"{found['prefect']}/api"):
+                    crash_lost(POOL)
+        return supervisor.stop()
+
+
+def _check_ports(prefect_port: int, mlflow_port: int, ray_port: int) -> None:
+    ports = {
+        prefect_port: "--prefect-port",
+        mlflow_port: "--mlflow-port",
+        ray_port: "--ray-port",
+        ray_port + 1: "--ray-port (and the next one)",
+    }
+    if len(ports) < 4:
+        raise ValueError(
+            "--prefect-port, --mlflow-port, --ray-port: each needs a port of its own, the last "
+            "one the next port, too"
+        )
+    for port, option in ports.items():
         _check_free(port, option)
-    if len(set(ports.values())) < len(ports):
-        raise ValueError(f"{', '.join(ports)}: each needs a port of its own")
-    say("services: starting ... (a fresh database takes a minute)")
-    supervisor.start(_services(prefect_port, mlflow_port, ray_port, limit), TIMEOUT_S, say)
-    return supervisor.running()
 
 
 def compared() -> str:
@@ -62,8 +106,7 @@ def environment() -> dict[str, str]:
 _RAY_TOKEN = {"RAY_AUTH_MODE": "token"}
 
 
-def _services(prefect_port: int, mlflow_port: int, ray_port: int, limit: int) -> list:
-    from flows.serving import POOL
+def _services(prefect_port: int, mlflow_port: int, ray_port: int) -> list:
     from tasks import ray_token, store
     from tasks.databases import prefect_env
     from tasks.environment import QUIET, available_cores
@@ -112,11 +155,8 @@ def _services(prefect_port: int, mlflow_port: int, ray_port: int, limit: int) ->
         ),
         Service(
             "worker",
-            [
-                *(*python, "flows.cli", "serve", "--cluster", "services", "--limit", str(limit)),
-                *("--set", f"cluster.address={HOST}:{ray_port}"),
-            ],
-            {**QUIET, **api, **_RAY_TOKEN},
+            [sys.executable, *WORKER],
+            {**QUIET, **api, **_RAY_TOKEN, **WORKER_ENV},
             f"work pool {POOL}",
             partial(_works, f"{prefect}/api/work_pools/{POOL}/workers/filter"),
             after=f"{prefect}/api/health",
@@ -131,7 +171,7 @@ def _listens(port: int) -> bool:
 
 
 def _works(url: str) -> bool:
-    """Whether a worker of the pool has shown a sign of life, so after it deployed the flows."""
+    """Whether a worker of the pool has shown a sign of life."""
     try:
         found = httpx.post(url, json={}, timeout=5.0)
     except httpx.TransportError:
@@ -144,6 +184,8 @@ def _check_free(port: int, option: str) -> None:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
+            if port < 1:
+                raise OverflowError("ports are 1 to 65535")
             probe.bind((HOST, port))
         except (OSError, OverflowError) as error:
             raise ValueError(f"{option} {port}: cannot be used ({error}); give another") from None

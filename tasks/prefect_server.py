@@ -49,10 +49,10 @@ def prefect_server(say: Callable[[str], None] = print) -> Iterator[str]:
 
     if url := configured_prefect_url():
         check_prefect(url)
-        with _api_url(url):
+        with using(url):
             yield url
         return
-    with _started(say) as url, _api_url(url):
+    with _started(say) as url, using(url):
         try:
             yield url
         finally:
@@ -158,7 +158,7 @@ def _end(server: subprocess.Popen[bytes]) -> None:
 
 
 @contextmanager
-def _api_url(url: str) -> Iterator[None]:
+def using(url: str) -> Iterator[None]:
     """`url` as PREFECT_API_URL of this process, all of its threads and its children."""
     from prefect.context import refresh_global_settings_context
     from prefect.settings import PREFECT_API_URL, temporary_settings

@@ -23,6 +23,45 @@ def reap(tracking: Tracking) -> list[str]:
     return lines
 
 
+def crash_lost(pool: str) -> list[str]:
+    """Mark flow runs of this machine's own work pool whose process is gone; a line for each.
+
+    Without it they would hold the pool's slots for ever. To be called where no worker of the pool
+    is about to start a process.
+    """
+    import psutil
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import (
+        FlowRunFilter,
+        FlowRunFilterState,
+        FlowRunFilterStateType,
+        WorkPoolFilter,
+        WorkPoolFilterName,
+    )
+    from prefect.client.schemas.objects import StateType
+
+    living: set[str] = set()
+    for process in psutil.process_iter():
+        try:
+            living.add(process.environ().get("PREFECT__FLOW_RUN_ID", ""))
+        except psutil.Error:  # it ended meanwhile, or is of another user
+            continue
+    begun = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
+    with get_client(sync_client=True) as client:
+        found = client.read_flow_runs(
+            work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=[pool])),
+            flow_run_filter=FlowRunFilter(
+                state=FlowRunFilterState(type=FlowRunFilterStateType(any_=begun))
+            ),
+        )
+    lost = [run for run in found if str(run.id) not in living]
+    for run in lost:
+        crash(str(run.id), "its process is gone")
+    return [
+        f"flow run {run.name!r} of a process that is gone was closed as Crashed" for run in lost
+    ]
+
+
 def crash(flow_run_id: str, reason: str) -> None:
     """Mark a flow run, where the configured Prefect server has it, as crashed unless it is over."""
     from prefect.client.orchestration import get_client

@@ -145,24 +145,34 @@ def _first_to_end(names: Sequence[str]) -> str:
     return "supervisor"
 
 
-def stop() -> bool:
-    """Stop the services of this MEMPO_HOME, and whatever they started; False where none ran.
+def stop_flows() -> None:
+    """End the runs of the worker, while there is a server that takes their last words."""
+    everything = _everything()
+    workers = [process for process in everything if "prefect worker start" in _command(process)]
+    _end([child for worker in workers for child in worker.children()], FLOWS_END_S)
 
-    Runs of the worker go first, while there is a server that takes their last words.
-    """
+
+def stop() -> bool:
+    """Stop the services of this MEMPO_HOME, and whatever they started; False where none ran."""
+    everything = _everything()
+    if everything:
+        _end(everything, SERVICES_END_S, first=everything[0])
+    (folder() / "services.json").unlink(missing_ok=True)
+    return bool(everything)
+
+
+def _everything() -> list[Any]:
+    """The supervisor's process and all below it."""
     import psutil
 
     found = state()
     if found is None:
-        (folder() / "services.json").unlink(missing_ok=True)
-        return False
-    supervisor = psutil.Process(found["pid"])
-    everything = [*supervisor.children(recursive=True), supervisor]
-    workers = [process for process in everything if "prefect worker start" in _command(process)]
-    _end([child for worker in workers for child in worker.children()], FLOWS_END_S)
-    _end(everything, SERVICES_END_S, first=supervisor)
-    (folder() / "services.json").unlink(missing_ok=True)
-    return True
+        return []
+    try:
+        supervisor = psutil.Process(found["pid"])
+        return [supervisor, *supervisor.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
 
 
 def _end(ending: Sequence[Any], patience_s: float, first: Any = None) -> None:
