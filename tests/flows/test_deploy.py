@@ -61,6 +61,20 @@ def test_deployments_are_of_the_cluster_and_settings_that_were_given():
     assert (study["cluster"], study["settings"]) == ("services", ["cluster.parallel=2"])
 
 
+def test_a_promotion_looks_where_the_runs_of_its_cluster_are():
+    made = {d.full_name: d for d in deployments("compose")}
+    assert made["promote/model"].parameters == {"tracking": "http://mlflow:5000"}
+
+
+def test_the_settings_of_a_form_hold_no_password(forms):
+    from prefect.utilities.schema_tools.validation import is_valid
+
+    schema = dict(forms["ablate/study"].schema)
+    assert is_valid({"settings": ["tracking.uri=http://host:5000", "learner.lr=1e-3"]}, schema)
+    assert is_valid({"settings": None}, schema)
+    assert not is_valid({"settings": ["tracking.uri=http://me:hunter2@host"]}, schema)
+
+
 def test_the_whole_form_is_built_where_torch_is_missing():
     code = (
         "import sys; sys.modules['torch'] = None\n"
@@ -161,6 +175,10 @@ def test_each_kind_of_pool_is_told_how_to_start_a_run(server, tmp_path):
         assert found.job_variables == {"image": "registry/mempo:0.1"}
     with pytest.raises(ConfigError, match="--pool none: there is no such work pool"):
         deploy("none", schedules=tmp_path)
+    with pytest.raises(ConfigError, match="--image: work pool my-docker starts containers"):
+        deploy("my-docker", schedules=tmp_path)
+    with pytest.raises(ConfigError, match=r"--pool '\.\./x': is no name of a work pool"):
+        deploy("../x", schedules=tmp_path)
     with pytest.raises(ConfigError, match="--image: work pool my-process starts processes"):
         deploy("my-process", image="x", schedules=tmp_path)
 
@@ -180,7 +198,22 @@ def test_each_kind_of_pool_is_told_how_to_start_a_run(server, tmp_path):
             "unknown parameter 'stdy'",
         ),
         ({"deployment": "ablate/study", "interval": 5, "set": ["a=b"]}, "'set' changes a preset"),
-        ({"deployment": "train/demo", "interval": 5, "set": ["loss.clp=1"]}, "loss.clp"),
+        (
+            {"deployment": "train/demo", "interval": 5, "set": ["loss.clp=1"]},
+            "bad.yaml: .*loss.clp",
+        ),
+        (
+            {"deployment": "sweep/search", "interval": 5, "parameters": {"sweep": "nosuch"}},
+            "bad.yaml: 'parameters': .*nosuch",
+        ),
+        (
+            {"deployment": "ablate/study", "interval": 5, "parameters": {"seeds": "abc"}},
+            "bad.yaml: 'parameters': .*abc",
+        ),
+        (
+            {"deployment": "train/demo", "interval": 5, "parameters": {"experiment": {}}},
+            "change a preset by 'set'",
+        ),
     ],
 )
 def test_a_schedule_that_cannot_be_used_changes_nothing(server, tmp_path, values, fault):

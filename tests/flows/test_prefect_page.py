@@ -1,5 +1,6 @@
 """What a run leaves on its page in Prefect, and what Prefect decides for it."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -63,6 +64,30 @@ def test_a_run_whose_process_was_killed_is_closed_in_mlflow_and_in_prefect(home:
     state = client.read_flow_run(UUID(made["id"])).state
     assert state.is_crashed() and "process is gone" in state.message
     assert reap(Tracking()) == []
+
+
+def test_slots_of_runs_whose_process_is_gone_come_free(home: Path, client):
+    from prefect.client.schemas.actions import WorkPoolCreate
+    from prefect.states import Running
+
+    from tasks.reaping import crash_lost
+
+    client.create_work_pool(WorkPoolCreate(name="slots", type="process"))
+    flow_id = client.create_flow_from_name("train")
+    deployment = client.create_deployment(flow_id, "slots", work_pool_name="slots")
+    lost, living = (client.create_flow_run_from_deployment(deployment) for _ in range(2))
+    for run in (lost, living):
+        client.set_flow_run_state(run.id, Running(), force=True)
+    env = {**os.environ, "PREFECT__FLOW_RUN_ID": str(living.id)}
+    process = subprocess.Popen([sys.executable, "-c", "input()"], env=env, stdin=subprocess.PIPE)
+    try:
+        (line,) = crash_lost("slots")
+    finally:
+        process.kill()
+        process.communicate()
+    assert lost.name in line
+    assert client.read_flow_run(lost.id).state.is_crashed()
+    assert client.read_flow_run(living.id).state.is_running()
 
 
 def test_runs_queue_for_gpus_where_prefect_has_a_limit(home: Path, client):

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
@@ -350,5 +351,10 @@ def test_down_leaves_nothing_behind_and_a_run_of_the_worker_is_closed(up):
     assert stopped.returncode == 0 and "stopped" in stopped.stdout
     assert not [process for process in before if process.is_running()]
     assert tracked(run_id).status == "KILLED"
+    with sqlite3.connect(up.home / "prefect" / "prefect.db") as database:
+        asked = "SELECT state_type FROM flow_run WHERE id = ?"
+        (state,) = database.execute(asked, (run_id,)).fetchone()
+    database.close()
+    assert state in ("CRASHED", "CANCELLED")  # a running one would hold a slot of the worker
     assert not (Path(up.home) / "services" / "services.json").exists()
     assert "nothing" in mempo("down", env=up.env).stdout
