@@ -10,7 +10,7 @@ import re
 
 from mempo.config.addresses import holds_password
 
-_NAMES = re.compile(r"PASSWORD|PASSPHRASE|TOKEN|AUTH|SECRET|KEY|CREDENTIAL|HEADERS|DATABASE|_DSN")
+_NAMES = re.compile(r"PASSW|PASSPHRASE|PWD|TOKEN|AUTH|SECRET|KEY|CREDENTIAL|HEADERS|DATABASE|_DSN")
 
 
 def is_secret(name: str, value: str) -> bool:

@@ -6,7 +6,7 @@ import re
 
 # What stands before the @, as SQLAlchemy and browsers read it; `host:80/a@b` holds no password.
 _USERINFO = re.compile(r"://(?P<user>[^:/?#@\s'\"]*):(?!\d+/)[^\s'\"]*@")
-_QUERY = re.compile(r"(?P<key>[?&]password=)[^&\s'\"]*")
+_QUERY = re.compile(r"(?i)(?P<key>[?&](?:password|passwd|pwd|token|secret)=)[^&\s'\"]*")
 
 # For the form, which knows patterns and no code: no `user:password@`.
 NO_PASSWORD = r"^(?![^/]*://[^:/?#@]*:(?![0-9]+/)[^\s]*@)"

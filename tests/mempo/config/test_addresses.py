@@ -42,10 +42,11 @@ def test_an_address_without_a_password_is_left_alone(address):
     assert Tracking(uri=address).uri == Environment(retriever_url=address).retriever_url == address
 
 
-def test_a_password_in_a_query_is_one():
-    assert redacted("postgresql://host/db?password=hunter2&a=b") == (
-        "postgresql://host/db?password=***&a=b"
-    )
+@pytest.mark.parametrize("key", ["password", "PASSWORD", "token", "pwd"])
+def test_a_password_in_a_query_is_one(key):
+    address = f"postgresql://host/db?{key}=hunter2&a=b"
+    assert holds_password(address)
+    assert redacted(address) == f"postgresql://host/db?{key}=***&a=b"
 
 
 @pytest.mark.parametrize(
