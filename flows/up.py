@@ -12,6 +12,7 @@ import httpx
 from conf.schedule import load_schedules
 from flows.progress import say
 from flows.serving import POOL, WORKER, WORKER_ENV, offer
+from mempo.config import Tracking
 
 HOST = "127.0.0.1"
 TIMEOUT_S = 300.0  # fresh databases on a busy machine
@@ -53,7 +54,7 @@ def down() -> bool:
     """Stop the services, runs that go on first; False where none ran."""
     from tasks import store, supervisor
     from tasks.prefect_server import using
-    from tasks.reaping import crash_lost
+    from tasks.reaping import crash_lost, reap
 
     store.check_writable(supervisor.folder())
     with store.locked(supervisor.folder() / "lock"):
@@ -62,7 +63,8 @@ def down() -> bool:
             supervisor.stop_flows()
             if supervisor.answers(f"{found['prefect']}/api/health"):
                 with using(f"{found['prefect']}/api"):
-                    crash_lost(POOL)
+                    for line in [*reap(Tracking()), *crash_lost(POOL)]:
+                        say(line)
         return supervisor.stop()
 
 

@@ -26,6 +26,7 @@ import httpx
 
 from tasks import processes, store
 
+WORKER = "prefect worker start"  # the module and its arguments
 POLL_S = 0.3
 RESTART_S = 3.0
 SERVICES_END_S = 15.0
@@ -148,7 +149,7 @@ def _first_to_end(names: Sequence[str]) -> str:
 def stop_flows() -> None:
     """End the runs of the worker, while there is a server that takes their last words."""
     everything = _everything()
-    workers = [process for process in everything if "prefect worker start" in _command(process)]
+    workers = [p for p in everything if _command(p).partition(" -m ")[2].startswith(WORKER)]
     _end([child for worker in workers for child in worker.children()], FLOWS_END_S)
 
 
