@@ -278,15 +278,18 @@ def test_fault_46_many_rollouts_make_a_handful_of_task_runs(cold: SimpleNamespac
     assert 4 <= len(found) <= 6  # rollout, score, train, checkpoint, evaluate
 
 
-def test_fault_49_another_learning_rate_is_computed_and_not_served_from_a_cache(cold):
+def test_fault_49_another_learning_rate_is_computed_and_not_served_from_a_cache(home: Path):
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 
     from flows.train import train
 
-    small = ("iterations=1", "evaluate.before=false", "evaluate.sampled=false")
+    # A policy that answers at times, so that there is something to learn.
+    start = ("policy.model=builtin:atlas-sft", "rollout.group_size=4", "environment.objectives=[2]")
+    room = ("rollout.max_step_tokens=96", "rollout.max_prompt_tokens=512")
+    small = (*room, "iterations=1", "evaluate.before=false", "evaluate.sampled=false")
     rates = ("learner.lr=1e-3", "learner.lr=1e-2", "learner.lr=1e-3")
-    results = [train(experiment(cold.start, *small, rate)) for rate in rates]
+    results = [train(experiment(*start, *small, rate)) for rate in rates]
     weights = [(Path(r.checkpoint) / "model.safetensors").read_bytes() for r in results]
     assert weights[0] != weights[1] and weights[0] == weights[2]
     flow_runs = [UUID(tracker().run_info(r.run_id).tags["prefect.flow_run_id"]) for r in results]
