@@ -18,6 +18,7 @@ import httpx
 from tasks import store
 from tasks.databases import prefect_env
 from tasks.environment import QUIET
+from tasks.supervisor import answers
 
 _HEALTH_TIMEOUT_S = 10.0
 _START_TIMEOUT_S = 300.0  # migrations of a fresh database on a busy machine
@@ -135,14 +136,10 @@ def _why_not(output: str, exit_code: int | None, folder: Path) -> str:
 
 def _healthy(url: str, server: subprocess.Popen[bytes]) -> bool:
     deadline = time.monotonic() + _START_TIMEOUT_S
-    with httpx.Client(timeout=_HEALTH_TIMEOUT_S) as client:
-        while time.monotonic() < deadline and server.poll() is None:
-            try:
-                if client.get(f"{url}/health").status_code == 200:
-                    return True
-            except httpx.TransportError:
-                pass  # not listening yet
-            time.sleep(0.1)
+    while time.monotonic() < deadline and server.poll() is None:
+        if answers(f"{url}/health"):
+            return True
+        time.sleep(0.1)
     return False
 
 
