@@ -101,7 +101,7 @@ def learning_curves(
         counted = min(tail, means[means["metric"] == metric]["iteration"].nunique()) * every
         leader = finding(last, f"over the last {counted} iterations") if metric in _JUDGED else ""
         dress(axes, title=quantity, subtitle=leader, ylabel=unit)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         if unit == "share":
             axes.set_ylim(bottom=0)
     panels[-1].set_xlabel("optimiser step" if set(present) <= set(_COLD_START) else "iteration")

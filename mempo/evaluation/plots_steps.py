@@ -92,7 +92,7 @@ def _by_step(
             last[method] = float(one["value"].iloc[-1])
         worth = finding(last, "in the last step") if column in _WORTH else ""
         dress(axes, title=f"{quantity}, K = {largest}", subtitle=worth, ylabel=unit)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axes.set_ylim(bottom=0)
     panels[-1].set_xlabel("step")
     legend(figure, panels)

@@ -52,7 +52,7 @@ def trials_history(sweep: SweepTable) -> tuple[Figure, pd.DataFrame]:
     best = "" if sweep.winner is None else f"trial {sweep.winner}: {known['value'].max():.3g}"
     dress(axes, title="Trials", subtitle=best, ylabel=sweep.metric)
     axes.set_xlabel("trial")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.margins(y=0.15)
     figure.legend(loc="outside upper left", ncols=3, frameon=False, fontsize=9)
     return figure, data

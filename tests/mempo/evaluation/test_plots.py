@@ -130,6 +130,13 @@ def test_a_curve_without_a_better_side_names_no_leader():
     assert (titles(figure), findings(figure)) == (["KL to the start policy"], [""])
 
 
+@pytest.mark.parametrize("iterations", [1, 2, 40])
+def test_iterations_are_counted_in_whole_numbers(iterations):
+    figure, _ = learning_curves(curves(GRPO=[[0.5] * iterations]))
+    [axes] = figure.axes
+    assert all(float(tick).is_integer() for tick in axes.get_xticks())
+
+
 def test_only_metrics_with_a_finite_value_get_a_panel():
     table = pd.concat(
         [
