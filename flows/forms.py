@@ -1,4 +1,8 @@
-"""The flows that only Prefect's page starts: what is named there rather than spelled out."""
+"""The flows that only Prefect's page starts: what is named there rather than spelled out.
+
+`ablate` and `sweep` share their names on purpose with the flows of the commands: Prefect lists
+flows by name, and who looks for sweeps wants all of them, however they were started.
+"""
 
 from __future__ import annotations
 
