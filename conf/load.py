@@ -120,6 +120,17 @@ def _file(name: str, folder: str, beside: Path | None = None) -> Path:
     raise unknown_name(folder, name, _described(folder))
 
 
+def cluster_from_anywhere(name: str) -> str:
+    """A cluster as processes in other folders can name it: a file by its absolute path.
+
+    Raises:
+        ConfigError: neither a name of one that ships nor the path of a file that can be used.
+    """
+    load_cluster(name)
+    path = _file(name, "cluster")
+    return name if path.parent == CONF / "cluster" else str(path.resolve())
+
+
 def load_cluster(name: str) -> dict[str, object]:
     """What a cluster file says of the section `cluster`; engines that it names are left out."""
     layer = _cluster_layer(name)

@@ -49,7 +49,7 @@ def run_name(experiment: Experiment, kind: str) -> str:
         found = {name: value for name, value in found.items() if not name.startswith("sft.")}
     trains = kind == "train" and experiment.iterations > 0
     words = [experiment.preset, experiment.algorithm if trains else kind]
-    words += [f"{_short(name, kind)}={_text(found[name])}" for name in list(found)[:SHOWN]]
+    words += [f"{_short(name, kind)}={_brief(found[name])}" for name in list(found)[:SHOWN]]
     if len(found) > SHOWN:
         words.append(f"+{len(found) - SHOWN}")
     return " ".join([word for word in words if word] + [f"seed {experiment.seed}"])
@@ -78,14 +78,14 @@ def _short(setting: str, kind: str) -> str:
     return setting if last in _ambiguous(kind) else last
 
 
-def _text(value: object) -> str:
+def _brief(value: object) -> str:
     """A value in few characters: numbers as people write them, a path by its end."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, list):
-        return ",".join(map(_text, value))
+        return ",".join(map(_brief, value))
     text = str(value)
     if "/" in text and "://" not in text:
         text = PurePath(text).name or text

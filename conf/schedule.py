@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -25,7 +26,7 @@ class Schedule:
     settings  changes to the preset of a deployment that has one, each 'section.setting=value'
     """
 
-    name: str
+    file: str  # its name
     deployment: str  # flow/deployment, such as train/demo
     timing: str
     when: str | int
@@ -34,12 +35,23 @@ class Schedule:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     settings: tuple[str, ...] = ()
 
+    @property
+    def name(self) -> str:
+        return Path(self.file).stem
+
 
 def load_schedules(folder: Path = FOLDER) -> list[Schedule]:
     """The schedules in a folder, by name. Raises ConfigError in one line."""
     if not folder.is_dir():
         raise ConfigError(f"--schedules: there is no folder {folder}; give an existing one")
-    return [_read(path) for path in sorted(folder.glob("*.yaml"))]
+    files = [path for path in folder.iterdir() if path.suffix in (".yaml", ".yml")]
+    found = [_read(path) for path in sorted(files, key=lambda path: (path.stem, path.suffix))]
+    for one, next_one in pairwise(found):
+        if one.name == next_one.name:
+            raise ConfigError(
+                f"schedule {next_one.file}: {one.file} has its name, too; rename one of them"
+            )
+    return found
 
 
 def _read(path: Path) -> Schedule:
@@ -78,7 +90,7 @@ def _read(path: Path) -> Schedule:
             f"{where}: 'timezone' = {timezone!r} is unknown; give one such as Europe/Berlin"
         ) from None
     return Schedule(
-        path.stem,
+        path.name,
         deployment,
         given[0],
         when,  # pyright: ignore[reportArgumentType]

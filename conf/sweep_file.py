@@ -24,6 +24,8 @@ KEYS = {
 RANGE_KEYS = {"low", "high", "log", "step"}
 METRIC = re.compile(r"(eval|eval_sampled)/n([1-9]\d*)/(em|f1|format|p_answer)")
 # What decides which questions are asked, and how: trials are compared on the same ones.
+# Of these a trial's value is no function.
+NO_EFFECT = ("preset", "seed", "tracking", "cluster", "checkpoint", "price", "sft")
 MEASURE = {"objectives", "questions", "temperature", "sampled", "passes", "every", "seed"}
 MOST = 10_000  # trials of a sweep: each is a run
 
@@ -144,8 +146,8 @@ def _dimension(where: str, setting: str, spec: object) -> Dimension:
     place = f"{where}: 'space.{setting}'"
     known_setting(setting, f"{where}, space")
     section, _, name = setting.partition(".")
-    if section in ("preset", "seed", "tracking", "cluster"):
-        raise ConfigError(f"{place} decides nothing that a sweep could search for; drop it")
+    if section in NO_EFFECT or setting == "evaluate.before":
+        raise ConfigError(f"{place} has no effect on what a trial measures; drop it")
     if section == "evaluate" and name in MEASURE:
         raise ConfigError(
             f"{place} decides what is measured, which must be the same for all trials; put it "

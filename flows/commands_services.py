@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from conf.load import clusters
-from conf.messages import unknown_name
+from conf.load import cluster_from_anywhere
 from conf.schedule import FOLDER
 from flows.options import ClusterFile, Overrides
 from flows.shell import command, complain
@@ -90,10 +89,10 @@ def serve(
       mempo serve --cluster ray --set cluster.address=head:6379
     """
     with command():
-        _known(cluster)
+        place = cluster_from_anywhere(cluster)
         from flows.serving import serve as run
 
-        run(cluster, overrides or (), limit, schedules)
+        run(place, overrides or (), limit, schedules)
 
 
 def deploy(
@@ -108,14 +107,14 @@ def deploy(
     """Register the deployments for a work pool of yours: process, docker or kubernetes.
 
     Doing it again updates them. Schedules keep the switch and the parameters that the server has;
-    one whose file under conf/schedule/ is gone is removed.
+    one whose file under conf/schedule/ is gone is removed, as is a deployment without its preset.
 
     \b
       prefect work-pool create gpu --type kubernetes
       mempo deploy --pool gpu --cluster kuberay --image registry/mempo:0.1
     """
     with command():
-        _known(cluster)
+        place = cluster_from_anywhere(cluster)
         from flows.deploy import deploy as register
         from tasks.prefect_server import check_prefect, configured_prefect_url
 
@@ -125,12 +124,6 @@ def deploy(
             raise typer.Exit(2)
         check_prefect(url)
         made = register(
-            pool, cluster=cluster, overrides=overrides or (), image=image, schedules=schedules
+            pool, cluster=place, overrides=overrides or (), image=image, schedules=schedules
         )
         print("\n".join(made))
-
-
-def _known(cluster: str) -> None:
-    """Deployments name their cluster, so it has to be one that ships."""
-    if cluster not in clusters():
-        raise unknown_name("cluster", cluster, clusters())

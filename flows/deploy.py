@@ -1,113 +1,22 @@
-"""Deployments built from `conf/`: what Prefect's page can start, with which form, and when.
-
-A deployment of train, sft and evaluate stands for a preset, whose resolved settings its form shows;
-those of studies and sweeps take a name. Flows are found by module, so a worker needs this
-package installed and nothing else.
-"""
+"""Deployments on a Prefect server: registered for a work pool, with their schedules."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conf.load import clusters, load, presets
+from conf.load import clusters, load
 from conf.schedule import FOLDER, Schedule, load_schedules
-from conf.study import studies
-from conf.sweep import sweeps
+from conf.study import load_study
+from conf.sweep import load_sweep
 from conf.text import ConfigError
-from mempo.config.addresses import NO_PASSWORD
+from flows.deployments import Deployment, deployments
 
 if TYPE_CHECKING:
-    from prefect import Flow
     from prefect.client.orchestration import SyncPrefectClient
-
-# Of children of other flows, and what has a form of its own (`resume`).
-HIDDEN = ("parent", "method", "tags", "resume")
-
-
-@dataclass(frozen=True)
-class Deployment:
-    """One form: a flow, the values that it starts from, and the schema of what may be changed."""
-
-    flow: str
-    name: str
-    entrypoint: str  # module.function
-    description: str
-    parameters: Mapping[str, Any]
-    schema: Mapping[str, Any]
-    settings_of: str = ""  # the preset behind parameter `experiment`
-
-    @property
-    def full_name(self) -> str:
-        return f"{self.flow}/{self.name}"
-
-
-def deployments(cluster: str, overrides: Sequence[str] = ()) -> list[Deployment]:
-    """Every deployment that ships; `cluster` and `overrides` change what presets resolve to."""
-    from flows import forms
-    from flows.evaluate import evaluate
-    from flows.promote import promote
-    from flows.sft import sft
-    from flows.train import train
-
-    found = [
-        _of_preset(flow, preset, text, cluster, overrides)
-        for flow in (train, sft, evaluate)
-        for preset, text in presets().items()
-    ]
-    places = {"cluster": list(clusters())}
-    tracking = load("demo", cluster=cluster, overrides=overrides).tracking.uri
-    named = {"cluster": cluster, "settings": list(overrides)}
-    return [
-        *found,
-        _deployment(forms.ablate, "study", named, {"study": list(studies()), **places}),
-        _deployment(forms.sweep, "search", named, {"sweep": list(sweeps()), **places}),
-        _deployment(forms.resume, "run", {"cluster": cluster}, places),
-        _deployment(promote, "model", {"tracking": tracking}, {}),
-    ]
-
-
-def _of_preset(
-    flow: Flow[Any, Any], preset: str, text: str, cluster: str, overrides: Sequence[str]
-) -> Deployment:
-    experiment = load(preset, cluster=cluster, overrides=overrides)
-    values = {"experiment": experiment.model_dump(mode="json")}
-    return _deployment(flow, preset, values, {}, text, preset)
-
-
-def _deployment(
-    flow: Flow[Any, Any],
-    name: str,
-    parameters: dict[str, Any],
-    choices: Mapping[str, Sequence[str]],
-    description: str = "",
-    settings_of: str = "",
-) -> Deployment:
-    """`choices`: the names that a parameter takes; `description`: the flow's own by default."""
-    from prefect.utilities.callables import parameter_schema
-
-    schema = parameter_schema(flow.fn).model_dump(exclude_unset=True)
-    for hidden in HIDDEN if settings_of else ():
-        schema["properties"].pop(hidden, None)
-    for parameter, values in choices.items():
-        schema["properties"][parameter]["enum"] = list(values)
-    if "settings" in schema["properties"]:  # they are recorded and shown
-        schema["properties"]["settings"] = {
-            **schema["properties"]["settings"],
-            "anyOf": [
-                {"type": "array", "items": {"type": "string", "pattern": NO_PASSWORD}},
-                {"type": "null"},
-            ],
-        }
-    # What has a value need not be given.
-    schema["required"] = [p for p in schema.get("required", []) if p not in parameters]
-    description = description or (flow.description or "").partition("\n")[0]
-    entrypoint = f"{flow.fn.__module__}.{flow.fn.__name__}"
-    return Deployment(flow.name, name, entrypoint, description, parameters, schema, settings_of)
 
 
 def deploy(
@@ -121,7 +30,8 @@ def deploy(
     """Register all deployments for a work pool, and bring their schedules up to date.
 
     Schedules that the server has keep their switch and their parameters; those whose file is gone
-    are removed; those made by hand stay. Returns what was done, a line each.
+    are removed, as are deployments whose preset is gone; those made by hand stay. Returns what was
+    done, a line each.
 
     Raises:
         ConfigError: a schedule that cannot be used, or a pool that is not there.
@@ -134,7 +44,7 @@ def deploy(
     for schedule in wanted:
         if schedule.deployment not in names:
             raise ConfigError(
-                f"schedule {schedule.name}.yaml: there is no deployment "
+                f"schedule {schedule.file}: there is no deployment "
                 f"'{schedule.deployment}'; there are: {', '.join(names)}"
             )
     planned = {
@@ -142,11 +52,12 @@ def deploy(
     }  # what cannot be used is found before anything is changed
     lines: list[str] = []
     with get_client(sync_client=True) as client:
-        variables = _job_variables(client, pool, image)
+        variables = _job_variables(client, pool, image, cluster)
         for deployment in made:
             found = _register(client, deployment, pool, variables)
             mine = [s for s in wanted if s.deployment == deployment.full_name]
             lines += _reconcile(client, found, deployment.full_name, mine, planned)
+        lines += _remove_lost(client, pool, {deployment.settings_of for deployment in made})
     return [f"{len(made)} deployments for work pool {pool}", *lines]
 
 
@@ -157,7 +68,7 @@ def _parameters(
     from prefect.utilities.schema_tools.validation import ValidationError, validate
 
     (deployment,) = [d for d in made if d.full_name == schedule.deployment]
-    where = f"schedule {schedule.name}.yaml"
+    where = f"schedule {schedule.file}"
     if foreign := sorted(set(schedule.parameters) - set(deployment.schema["properties"])):
         allowed = ", ".join(deployment.schema["properties"])
         raise ConfigError(f"{where}: unknown parameter '{foreign[0]}'; there are: {allowed}")
@@ -166,6 +77,10 @@ def _parameters(
     try:
         validate(dict(schedule.parameters), dict(deployment.schema), True, ignore_required=True)
     except ValidationError as error:
+        raise ConfigError(f"{where}: 'parameters': {error}") from None
+    try:
+        _check_plan(deployment, {**deployment.parameters, **schedule.parameters})
+    except ConfigError as error:
         raise ConfigError(f"{where}: 'parameters': {error}") from None
     if not schedule.settings:
         return dict(schedule.parameters)
@@ -179,7 +94,23 @@ def _parameters(
     return {**schedule.parameters, "experiment": experiment.model_dump(mode="json")}
 
 
-def _job_variables(client: SyncPrefectClient, pool: str, image: str) -> dict[str, Any]:
+def _check_plan(deployment: Deployment, values: Mapping[str, Any]) -> None:
+    """What the flows of `flows.forms` find when they begin: settings that cannot be used."""
+    given: dict[str, Any] = {
+        "seeds": values.get("seeds"),
+        "cluster": values.get("cluster", "local"),
+        "overrides": values.get("settings") or (),
+    }
+    match deployment.full_name:
+        case "ablate/study":
+            load_study(values.get("study", "demo"), **given)
+        case "sweep/search":
+            load_sweep(values.get("sweep", "demo"), **given)
+
+
+def _job_variables(
+    client: SyncPrefectClient, pool: str, image: str, cluster: str
+) -> dict[str, Any]:
     from prefect.exceptions import ObjectNotFound
 
     if not re.fullmatch(r"[^/%&><]+", pool):
@@ -199,6 +130,11 @@ def _job_variables(client: SyncPrefectClient, pool: str, image: str) -> dict[str
         raise ConfigError(
             f"--image: work pool {pool} starts containers; name an image that has this package "
             "(infra/Dockerfile makes one)"
+        )
+    if cluster not in clusters():
+        raise ConfigError(
+            f"--cluster {cluster}: work pool {pool} starts containers, which do not have this "
+            "file; put it under conf/cluster/, here and in the image, and give its name"
         )
     return {"image": image}
 
@@ -277,6 +213,39 @@ def _reconcile(
     return lines
 
 
+def _remove_lost(client: SyncPrefectClient, pool: str, kept: Collection[str]) -> list[str]:
+    """Remove our deployments of presets that are gone; a line each.
+
+    Ours are tagged with the preset that they are called after, which a copy made on Prefect's page
+    is not. Those of other pools may be another installation's.
+    """
+    from prefect.client.schemas.filters import (
+        DeploymentFilter,
+        DeploymentFilterTags,
+        WorkPoolFilter,
+        WorkPoolFilterName,
+    )
+
+    found = client.read_deployments(
+        work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=[pool])),
+        deployment_filter=DeploymentFilter(tags=DeploymentFilterTags(all_=["mempo"])),
+    )
+    lines: list[str] = []
+    for deployment in found:
+        if f"preset:{deployment.name}" not in deployment.tags or deployment.name in kept:
+            continue
+        name = f"{client.read_flow(deployment.flow_id).name}/{deployment.name}"
+        if any(not schedule.slug for schedule in deployment.schedules):
+            lines.append(
+                f"deployment {name}: its preset is gone, but a schedule was made by hand; delete "
+                "it on Prefect's page"
+            )
+            continue
+        client.delete_deployment(deployment.id)
+        lines.append(f"deployment {name}: removed, its preset is gone")
+    return lines
+
+
 def _timing(schedule: Schedule) -> Any:
     """Prefect's form of it. Raises ConfigError where Prefect does not take it."""
     from datetime import timedelta
@@ -298,7 +267,7 @@ def _timing(schedule: Schedule) -> Any:
         first = error.errors()[0]["msg"] if isinstance(error, PydanticError) else str(error)
         reason = " ".join(first.split())[:200]
         raise ConfigError(
-            f"schedule {schedule.name}.yaml: '{schedule.timing}' = {schedule.when!r} cannot be "
+            f"schedule {schedule.file}: '{schedule.timing}' = {schedule.when!r} cannot be "
             f"used ({reason}); correct it"
         ) from None
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from conf.naming import changes
 from mempo.config import Experiment
+from mempo.config.space import written
 
 if TYPE_CHECKING:
     from mlflow.entities import DatasetInput
@@ -48,7 +49,7 @@ def description(
     found = changes(experiment)
     if found:
         lines += ["", "What differs from the preset:", ""]
-        lines += [f"- `{name}`: `{_text(value)}`" for name, value in list(found.items())[:SHOWN]]
+        lines += [f"- `{name}`: `{_short(value)}`" for name, value in list(found.items())[:SHOWN]]
         if len(found) > SHOWN:
             lines.append(f"- and {len(found) - SHOWN} more (config.yaml)")
     lines += ["", f"- to see: `mempo report {run_id}`"]
@@ -110,7 +111,6 @@ def _read(
     return found
 
 
-def _text(value: object) -> str:
-    text = json.dumps(value, ensure_ascii=False) if not isinstance(value, str) else value
-    text = text.replace("`", "'")
+def _short(value: object) -> str:
+    text = written(value).replace("`", "'")
     return text if len(text) <= _VALUE else text[:_VALUE] + "..."

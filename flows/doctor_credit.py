@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mempo.config import Experiment, Memory, Reward
+from mempo.config.space import written
 
 
 def check_memory(experiment: Experiment) -> str:
@@ -52,10 +53,6 @@ def _refuse(settings: Memory | Reward, names: tuple[str, ...], reason: str) -> N
         value, default = getattr(settings, name), type(settings).model_fields[name].default
         if value != default:
             raise ValueError(
-                f"{section}.{name}: {_text(value)} would have no effect, because {reason}; change "
-                f"that, or set {section}.{name}={_text(default)}"
+                f"{section}.{name}: {written(value)} would have no effect, because {reason}; "
+                f"change that, or set {section}.{name}={written(default)}"
             )
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,4 +1,8 @@
-"""The flows that only Prefect's page starts: what is named there rather than spelled out."""
+"""The flows that only Prefect's page starts: what is named there rather than spelled out.
+
+`ablate` and `sweep` share their names on purpose with the flows of the commands: Prefect lists
+flows by name, and who looks for sweeps wants all of them, however they were started.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +35,8 @@ def ablate(
     Args:
         study: Name of the study.
         seeds: Seeds in place of the study's.
-        settings: Changes to every variant, each as section.setting=value.
+        settings: Changes to every variant, each as section.setting=value of a setting that exists,
+            without passwords.
         cluster: Where it runs.
         resume: Id of the study's MLflow run to go on with, or auto. Empty: a new one.
     """
@@ -54,7 +59,8 @@ def sweep(
     Args:
         sweep: Name of the sweep.
         seeds: Seeds of each trial in place of the sweep's.
-        settings: Changes to every trial, each as section.setting=value.
+        settings: Changes to every trial, each as section.setting=value of a setting that exists,
+            without passwords.
         cluster: Where it runs.
         resume: Id of the sweep's MLflow run to go on with, or auto. Empty: a new one.
     """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
@@ -57,7 +56,7 @@ def study_table(study: Study) -> str:
                 child.name,
                 child.method,
                 f"the end of {child.source}" if child.source else str(flat[MODEL]),
-                "  ".join(f"{name}={_text(flat[name])}" for name in varying),
+                "  ".join(f"{name}={written(flat[name])}" for name in varying),
             )
         )
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
@@ -91,10 +90,6 @@ def _values(dimension: Dimension) -> str:
     how = ", logarithmic" if dimension.log else ""
     how += f", in steps of {dimension.step:g}" if dimension.step else ""
     return f"{low} to {high}{how}"
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _settings() -> dict[str, str]:

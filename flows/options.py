@@ -32,7 +32,7 @@ Seeds = Annotated[
     str | None, typer.Option("--seeds", metavar="N,N", help="Seeds in place of the file's.")
 ]
 Parallel = Annotated[
-    int | None, typer.Option("--parallel", metavar="N", help="How many go on side by side.")
+    int | None, typer.Option("--parallel", metavar="N", min=1, help="How many go on side by side.")
 ]
 ResumeMany = Annotated[
     str | None,

@@ -42,7 +42,8 @@ def command() -> Iterator[None]:
             complain(str(error))
             raise typer.Exit(2) from error
         complain(f"{type(error).__name__}: {error}")
-        complain(f"`mempo up` shows the run and its record; {DEBUG}=1 shows the traceback")
+        seen = "`mempo up` shows the run and its record; " if _in_flow(error) else ""
+        complain(f"{seen}{DEBUG}=1 shows the traceback")
         raise typer.Exit(1) from error
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -53,15 +53,16 @@ def up(
 def down() -> bool:
     """Stop the services, runs that go on first; False where none ran."""
     from tasks import store, supervisor
-    from tasks.prefect_server import using
-    from tasks.reaping import crash_lost, reap
 
     store.check_writable(supervisor.folder())
     with store.locked(supervisor.folder() / "lock"):
         found = supervisor.running()
         if found:
-            supervisor.stop_flows()
-            if supervisor.answers(f"{found['prefect']}/api/health"):
+            cut_off = supervisor.stop_flows()
+            if cut_off and supervisor.answers(f"{found['prefect']}/api/health"):
+                from tasks.prefect_server import using
+                from tasks.reaping import crash_lost, reap
+
                 with using(f"{found['prefect']}/api"):
                     for line in [*reap(Tracking()), *crash_lost(POOL)]:
                         say(line)
@@ -137,7 +138,12 @@ def _services(prefect_port: int, mlflow_port: int, ray_port: int) -> list:
                 *("--workers", "1"),
                 *("--default-artifact-root", (store.home() / "artifacts").as_uri()),
             ],
-            {**QUIET, "MLFLOW_BACKEND_STORE_URI": tracker.uri},
+            # Nothing here gives it jobs, and their runners outlive a SIGTERM.
+            {
+                **QUIET,
+                "MLFLOW_BACKEND_STORE_URI": tracker.uri,
+                "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+            },
             mlflow,
             partial(answers, f"{mlflow}/health"),
         ),
@@ -150,8 +156,12 @@ def _services(prefect_port: int, mlflow_port: int, ray_port: int) -> list:
                 *("--num-cpus", str(available_cores()), "--disable-usage-stats"),
                 *("--object-store-memory", str(OBJECT_STORE_BYTES)),
             ],
-            # Without the first its processes listen on all interfaces.
-            {**QUIET, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", **_RAY_TOKEN},
+            {
+                **QUIET,
+                "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # else it listens on all interfaces
+                "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # of Ray Serve; else 30 s at its end
+                **_RAY_TOKEN,
+            },
             f"{HOST}:{ray_port}",
             partial(_listens, ray_port),
         ),

@@ -12,15 +12,17 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import Any
 
 import httpx
 
-from tasks import store
+from tasks import processes, store
 from tasks.databases import prefect_env
 from tasks.environment import QUIET
 from tasks.supervisor import answers
 
 _HEALTH_TIMEOUT_S = 10.0
+_END_S = 10.0
 _START_TIMEOUT_S = 300.0  # migrations of a fresh database on a busy machine
 
 
@@ -82,6 +84,8 @@ def check_prefect(url: str) -> None:
 
 @contextmanager
 def _started(say: Callable[[str], None]) -> Iterator[str]:
+    import psutil
+
     folder = store.home() / "prefect"
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -98,7 +102,7 @@ def _started(say: Callable[[str], None]) -> Iterator[str]:
     begin = time.monotonic()
     with TemporaryFile() as output:
         # A session of its own: Ctrl-C ends the flow, which must still report to the server.
-        server = subprocess.Popen(
+        server = psutil.Popen(
             [sys.executable, "-m", "tasks.prefect_app", str(port)],
             env=env,
             stdin=subprocess.PIPE,
@@ -116,7 +120,8 @@ def _started(say: Callable[[str], None]) -> Iterator[str]:
             say(f"Prefect server: ready after {time.monotonic() - begin:.0f} s")
             yield url
         finally:
-            _end(server)
+            processes.end([server], _END_S)
+            server.stdin.close()
 
 
 def _why_not(output: str, exit_code: int | None, folder: Path) -> str:
@@ -134,24 +139,13 @@ def _why_not(output: str, exit_code: int | None, folder: Path) -> str:
     return f"the Prefect server did not start {how}: {' | '.join((errors or lines)[-3:])}"
 
 
-def _healthy(url: str, server: subprocess.Popen[bytes]) -> bool:
+def _healthy(url: str, server: Any) -> bool:
     deadline = time.monotonic() + _START_TIMEOUT_S
     while time.monotonic() < deadline and server.poll() is None:
         if answers(f"{url}/health"):
             return True
         time.sleep(0.1)
     return False
-
-
-def _end(server: subprocess.Popen[bytes]) -> None:
-    server.terminate()
-    try:
-        server.wait(timeout=10)
-    except subprocess.TimeoutExpired:
-        server.kill()
-        server.wait()
-    if server.stdin:
-        server.stdin.close()
 
 
 @contextmanager

@@ -1,4 +1,7 @@
-"""Is the process that owns a run still alive? Process ids are reused, so they are not enough."""
+"""Processes: whether the one that owns a run still lives, and how several are ended.
+
+Process ids are reused, so they alone do not tell.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,9 @@ import ctypes
 import os
 import socket
 import subprocess
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 
 def host() -> str:
@@ -49,6 +54,28 @@ def _place() -> str:
         return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
     except OSError:
         return ""
+
+
+def end(ending: Sequence[Any], patience_s: float, first: Any = None) -> None:
+    """SIGTERM to `first`, or all, and SIGKILL to all that live on after `patience_s`."""
+    import psutil
+
+    for process in ending if first is None else [first]:
+        _unless_ended(process.terminate)
+    _, left = psutil.wait_procs(ending, timeout=patience_s)
+    for process in left:
+        _unless_ended(process.kill)
+    psutil.wait_procs(left, timeout=5)
+
+
+def _unless_ended(act: Callable[[], None]) -> None:
+    """Act on a process that may have ended meanwhile."""
+    import psutil
+
+    try:
+        act()
+    except psutil.NoSuchProcess:
+        return
 
 
 def release_memory() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import secrets
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -12,10 +14,11 @@ def ensure() -> Path:
     path = Path.home() / ".ray" / "auth_token"
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.is_file():
-        aside = path.with_name("auth_token.partial")
-        descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        descriptor, aside = tempfile.mkstemp(dir=path.parent)  # its owner's alone
         with os.fdopen(descriptor, "w") as file:
             file.write(secrets.token_hex(32))
-        aside.rename(path)
+        with suppress(FileExistsError):  # who comes second takes the first one's
+            os.link(aside, path)
+        os.unlink(aside)
     path.chmod(0o600)  # Ray itself leaves it readable for all
     return path

@@ -42,7 +42,7 @@ def checkpoint_of(client: MlflowClient, experiment_id: str, run_id: str) -> Logg
     """The logged model of the run's best checkpoint, else of its last; deleted ones are none.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is none, or what MLflow knows of one is damaged.
     """
     found = [
         model
@@ -51,8 +51,23 @@ def checkpoint_of(client: MlflowClient, experiment_id: str, run_id: str) -> Logg
     ]
     if not found:
         raise ValueError(f"run {run_id} has no checkpoint in MLflow that could be registered")
+    for model in found:
+        _check(model, run_id)
     best = [model for model in found if model.tags.get(delivery.BEST) == "true"]
     return max(best or found, key=lambda model: int((model.params or {})["step"]))
+
+
+def _check(model: LoggedModel, run_id: str) -> None:
+    """Refuse a record without one of `KEPT`, or with a step that is no number."""
+    params = model.params or {}
+    wrong = [key for key in KEPT if not params.get(key)]
+    wrong += [] if params.get("step", "0").isdecimal() else ["step"]
+    if wrong:
+        raise ValueError(
+            f"run {run_id}: MLflow's record of its checkpoint {model.model_id} is damaged "
+            f"('{wrong[0]}' is {params.get(wrong[0])!r}); delete that logged model in MLflow, and "
+            "the others count"
+        )
 
 
 def _version(client: MlflowClient, uri: str, name: str, model: LoggedModel) -> str:

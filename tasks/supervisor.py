@@ -2,7 +2,7 @@
 
 MEMPO_HOME/services/
     services.json   the supervisor's process and the address of each service, while they run
-    logs/NAME.log   what each service said, the supervisor too
+    logs/NAME.log   what each service said, the supervisor too; NAME.log.1: at the start before
 
 `python -m tasks.supervisor` is the supervisor: honcho runs the services that it is told on standard
 input and, where one of them ends, ends all the others.
@@ -82,6 +82,9 @@ def start(services: Sequence[Service], timeout_s: float, say: Callable[[str], No
         RuntimeError: one ended or was not healthy in time; all are stopped, its log is named.
     """
     store.check_writable(folder() / "logs")
+    for name in ("supervisor", *(service.name for service in services)):
+        if log_of(name).exists():
+            log_of(name).replace(log_of(name).with_suffix(".log.1"))
     told = [
         {"name": s.name, "command": _awaiting(s), "env": dict(s.env), "log": str(log_of(s.name))}
         for s in services
@@ -146,18 +149,23 @@ def _first_to_end(names: Sequence[str]) -> str:
     return "supervisor"
 
 
-def stop_flows() -> None:
-    """End the runs of the worker, while there is a server that takes their last words."""
+def stop_flows() -> bool:
+    """End the runs of the worker, while there is a server that takes their last words.
+
+    Returns whether there were any.
+    """
     everything = _everything()
     workers = [p for p in everything if _command(p).partition(" -m ")[2].startswith(WORKER)]
-    _end([child for worker in workers for child in worker.children()], FLOWS_END_S)
+    flows = [child for worker in workers for child in worker.children()]
+    processes.end(flows, FLOWS_END_S)
+    return bool(flows)
 
 
 def stop() -> bool:
     """Stop the services of this MEMPO_HOME, and whatever they started; False where none ran."""
     everything = _everything()
     if everything:
-        _end(everything, SERVICES_END_S, first=everything[0])
+        processes.end(everything, SERVICES_END_S, first=everything[0])
     (folder() / "services.json").unlink(missing_ok=True)
     return bool(everything)
 
@@ -174,28 +182,6 @@ def _everything() -> list[Any]:
         return [supervisor, *supervisor.children(recursive=True)]
     except psutil.NoSuchProcess:
         return []
-
-
-def _end(ending: Sequence[Any], patience_s: float, first: Any = None) -> None:
-    """SIGTERM to `first`, or all, and SIGKILL to all that live on after `patience_s`."""
-    import psutil
-
-    for process in ending if first is None else [first]:
-        _unless_ended(process.terminate)
-    _, left = psutil.wait_procs(ending, timeout=patience_s)
-    for process in left:
-        _unless_ended(process.kill)
-    psutil.wait_procs(left, timeout=5)
-
-
-def _unless_ended(act: Callable[[], None]) -> None:
-    """Act on a process that may have ended meanwhile."""
-    import psutil
-
-    try:
-        act()
-    except psutil.NoSuchProcess:
-        return
 
 
 def _command(process: Any) -> str:

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import re
 
-# What stands before the @, as SQLAlchemy and browsers read it; `host:80/a@b` holds no password.
-_USERINFO = re.compile(r"://(?P<user>[^:/?#@\s'\"]*):(?!\d+/)[^\s'\"]*@")
+# What stands before the @: as browsers read it, `http://host:80/a@b` holds no password; as
+# SQLAlchemy does, `postgresql://me:80/a@b` holds one. Passwords may hold blanks.
+_USERINFO = re.compile(
+    r"(?:(?<=http)|(?<=https)|(?P<other>(?<!http)(?<!https)))://(?P<user>[^:/?#@\s'\"]*):"
+    r"(?(other)|(?!\d{1,5}/))[^'\"\n@]*@(?:[^\s'\"]*@)?",
+    re.IGNORECASE,
+)
 _QUERY = re.compile(r"(?i)(?P<key>[?&](?:password|passwd|pwd|token|secret)=)[^&\s'\"]*")
 
-# For the form, which knows patterns and no code: no `user:password@`.
-NO_PASSWORD = r"^(?![^/]*://[^:/?#@]*:(?![0-9]+/)[^\s]*@)"
+# For the form, which knows patterns (of JavaScript, too) and no code: no `user:password@`.
+NO_PASSWORD = (
+    r"^(?![^/]*://[^:/?#@]*:(?![0-9]{1,5}/)[^@]*@)"
+    r"(?!(?![^/]*[hH][tT][tT][pP][sS]?://)[^/]*://[^:/?#@]*:[^@]*@)"
+)
 
 
 def holds_password(address: str) -> bool:

@@ -4,7 +4,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conf.load import clusters, flatten, load, presets, setting_names, sha256, to_yaml
+from conf.load import (
+    cluster_from_anywhere,
+    clusters,
+    flatten,
+    load,
+    presets,
+    setting_names,
+    sha256,
+    to_yaml,
+)
 from conf.text import ConfigError
 from mempo.config import Experiment
 
@@ -277,3 +286,15 @@ def test_a_cluster_file_may_name_the_engines_of_the_place(tmp_path):
     mine.write_text("samplers: 2\nrollout: {engin: vllm}\n")
     with pytest.raises(ConfigError, match=r"setting 'rollout.engin' \(cluster file mine.yaml\)"):
         load("demo", cluster=str(mine))
+
+
+def test_a_cluster_is_named_so_that_other_folders_find_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ray.yaml").write_text("address: head:6379\n")
+    assert cluster_from_anywhere("ray") == "ray"  # the one that ships
+    assert cluster_from_anywhere("ray.yaml") == str(tmp_path / "ray.yaml")
+    with pytest.raises(ConfigError, match="did you mean 'services'"):
+        cluster_from_anywhere("sercives")
+    (tmp_path / "bad.yaml").write_text("adress: head:6379\n")
+    with pytest.raises(ConfigError, match=r"cluster\.adress.*did you mean"):
+        cluster_from_anywhere("bad.yaml")

@@ -49,6 +49,18 @@ def test_a_schedule_that_cannot_be_used_is_refused_in_one_line(tmp_path, text, f
     assert fault in str(error.value) and "\n" not in str(error.value)
 
 
+def test_both_endings_of_a_yaml_file_are_read_and_a_name_counts_once(tmp_path):
+    text = "deployment: train/demo\ninterval: 3600\n"
+    (tmp_path / "a.yml").write_text(text)
+    (tmp_path / "b.yaml").write_text(text)
+    (tmp_path / "README.md").write_text("no schedule")
+    assert [(s.name, s.file) for s in load_schedules(tmp_path)] == [("a", "a.yml"), ("b", "b.yaml")]
+    (tmp_path / "a.yaml").write_text(text)
+    (tmp_path / "a.yb.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=r"^schedule a\.yml: a\.yaml has its name, too; rename"):
+        load_schedules(tmp_path)
+
+
 def test_a_folder_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"^--schedules: there is no folder"):
         load_schedules(tmp_path / "none")

@@ -246,9 +246,8 @@ def test_fetch_passes_the_folder_and_fails_with_1(monkeypatch, tmp_path):
         (("sft", "--set", "sft.steps=0"), "sft.steps"),
         (("ablate", "dmeo"), "unknown study 'dmeo'"),
         (("ablate", "demo", "--seeds", "1,x"), "--seeds '1,x'"),
-        (("ablate", "demo", "--parallel", "0"), "cluster.parallel"),
         (("train", "-p", "test", "--set", "policy.model=models/none"), "policy.model"),
-        (("up", "--mlflow-port", "99999"), "--mlflow-port 99999"),
+        (("up", "--prefect-port", "99999"), "--prefect-port 99999"),  # the first that is checked
     ],
 )
 def test_bad_input_is_refused_in_one_line_with_2(arguments, part):
@@ -257,6 +256,8 @@ def test_bad_input_is_refused_in_one_line_with_2(arguments, part):
 
 def test_an_unknown_option_is_refused_with_2():
     assert mempo("train", "--lr", "3").exit_code == 2
+    result = mempo("ablate", "demo", "--parallel", "0")
+    assert result.exit_code == 2 and "Invalid value for '--parallel'" in result.stderr
 
 
 def test_a_failed_preflight_is_refused_with_2(monkeypatch):
@@ -270,7 +271,8 @@ def test_a_failure_is_one_line_and_where_to_look_with_1(monkeypatch):
     assert result.exit_code == 1
     first, second = result.stderr.splitlines()
     assert first == "mempo: RuntimeError: the actor died"
-    assert "mempo up" in second and "MEMPO_DEBUG=1" in second
+    # No flow had begun, so there is no run to be seen.
+    assert second == "mempo: MEMPO_DEBUG=1 shows the traceback"
 
 
 def test_a_value_error_inside_a_flow_is_a_failure_and_no_bad_input(monkeypatch):
@@ -279,7 +281,9 @@ def test_a_value_error_inside_a_flow_is_a_failure_and_no_bad_input(monkeypatch):
     monkeypatch.setattr(run, "train", engine["run_flow"])
     result = mempo("train")
     assert result.exit_code == 1
-    assert "mempo: ValueError: shapes differ" in result.stderr
+    first, second = result.stderr.splitlines()
+    assert first == "mempo: ValueError: shapes differ"
+    assert "`mempo up` shows the run" in second and "MEMPO_DEBUG=1" in second
 
 
 def test_the_traceback_is_shown_on_demand(monkeypatch):

@@ -84,6 +84,12 @@ def test_the_help_names_sweeps_and_shows_one_that_loads(tmp_path):
         assert f"\n  {name} " in text and f"\n  {name} " in mempo("--help").stdout
 
 
+@pytest.mark.parametrize("number", ["0", "-1"])
+def test_trials_at_once_are_refused_by_their_option(number):
+    result = mempo("sweep", "demo", "--parallel", number)
+    assert result.exit_code == 2 and "Invalid value for '--parallel'" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
@@ -92,7 +98,6 @@ def test_the_help_names_sweeps_and_shows_one_that_loads(tmp_path):
         (("demo", "--seeds", ""), "--seeds: empty"),
         (("demo", "--resume", ""), "--resume: empty"),
         (("demo", "--list", "--resume", "auto"), "drop one"),
-        (("demo", "--parallel", "0"), "cluster.parallel"),
         (("demo", "--set", "learner.lr=1"), "both name learner.lr"),
     ],
 )

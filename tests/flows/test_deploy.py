@@ -1,90 +1,17 @@
-"""Deployments, their forms and their schedules, on a real Prefect server."""
+"""Deployments and their schedules on a real Prefect server."""
 
 import json
-import subprocess
-import sys
+import shutil
 from pathlib import Path
 
 import pytest
 
-from conf.load import load, presets, setting_names
-from conf.study import studies
-from conf.sweep import sweeps
+import conf.load
+from conf.load import load
 from conf.text import ConfigError
-from flows.deploy import deploy, deployments
-from mempo.config import Experiment
+from flows.deploy import deploy
 
-
-@pytest.fixture(scope="module")
-def forms():
-    return {made.full_name: made for made in deployments("local")}
-
-
-def test_there_is_a_form_for_each_preset_and_one_each_for_studies_and_sweeps(forms):
-    per_preset = {f"{flow}/{name}" for flow in ("train", "sft", "evaluate") for name in presets()}
-    others = {"ablate/study", "sweep/search", "resume/run", "promote/model"}
-    assert set(forms) == per_preset | others
-    assert all(form.description for form in forms.values())
-
-
-def test_a_form_holds_the_values_of_its_preset_and_asks_for_nothing(forms):
-    form = forms["train/demo"]
-    assert Experiment.model_validate(form.parameters["experiment"]) == load("demo")
-    needed = {name: form.schema["required"] for name, form in forms.items()}
-    assert needed.pop("resume/run") == ["run"] and needed.pop("promote/model") == ["run"]
-    assert not any(needed.values())
-
-
-def test_every_field_of_a_form_has_help(forms):
-    for name, form in forms.items():
-        for parameter, field in form.schema["properties"].items():
-            assert field.get("description"), f"{name}: {parameter}"
-    definitions = forms["train/demo"].schema["definitions"]
-    fields = [f for d in definitions.values() for f in d.get("properties", {}).values()]
-    assert len(fields) >= len(setting_names())
-    assert not [f for f in fields if not {"description", "$ref", "allOf"} & f.keys()]
-
-
-def test_forms_show_names_to_choose_from_and_hide_what_no_person_sets(forms):
-    ablate = forms["ablate/study"].schema["properties"]
-    assert ablate["study"]["enum"] == list(studies())
-    assert forms["sweep/search"].schema["properties"]["sweep"]["enum"] == list(sweeps())
-    assert set(forms["train/demo"].schema["properties"]) == {"experiment", "name"}
-    assert set(forms["sft/demo"].schema["properties"]) == {"experiment", "name", "out"}
-
-
-def test_deployments_are_of_the_cluster_and_settings_that_were_given():
-    made = {d.full_name: d for d in deployments("services", ["cluster.parallel=2"])}
-    cluster = made["train/demo"].parameters["experiment"]["cluster"]
-    assert (cluster["address"], cluster["parallel"]) == ("127.0.0.1:26379", 2)
-    study = made["ablate/study"].parameters
-    assert (study["cluster"], study["settings"]) == ("services", ["cluster.parallel=2"])
-
-
-def test_a_promotion_looks_where_the_runs_of_its_cluster_are():
-    made = {d.full_name: d for d in deployments("compose")}
-    assert made["promote/model"].parameters == {"tracking": "http://mlflow:5000"}
-
-
-def test_the_settings_of_a_form_hold_no_password(forms):
-    from prefect.utilities.schema_tools.validation import is_valid
-
-    schema = dict(forms["ablate/study"].schema)
-    assert is_valid({"settings": ["tracking.uri=http://host:5000", "learner.lr=1e-3"]}, schema)
-    assert is_valid({"settings": None}, schema)
-    assert not is_valid({"settings": ["tracking.uri=http://me:hunter2@host"]}, schema)
-
-
-def test_the_whole_form_is_built_where_torch_is_missing():
-    code = (
-        "import sys; sys.modules['torch'] = None\n"
-        "from flows.deploy import deployments\n"
-        "made = {d.full_name: d for d in deployments('local')}\n"
-        "print(len(made['train/demo'].schema['definitions']))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 10
+pytestmark = [pytest.mark.services, pytest.mark.filterwarnings("default")]
 
 
 @pytest.fixture(scope="module")
@@ -114,8 +41,6 @@ def write(folder: Path, name: str, **values: object) -> None:
     (folder / f"{name}.yaml").write_text("\n".join(lines))
 
 
-@pytest.mark.services
-@pytest.mark.filterwarnings("default")
 def test_deploying_again_keeps_switches_and_removes_what_lost_its_file(server, tmp_path):
     from prefect.client.schemas.actions import DeploymentScheduleCreate
     from prefect.client.schemas.schedules import CronSchedule
@@ -161,8 +86,41 @@ def test_deploying_again_keeps_switches_and_removes_what_lost_its_file(server, t
     assert server.read_deployment_by_name("ablate/study").id == deployment.id
 
 
-@pytest.mark.services
-@pytest.mark.filterwarnings("default")
+def test_deployments_of_presets_that_are_gone_go_unless_a_person_has_a_hand_in_them(
+    server, tmp_path, monkeypatch
+):
+    from prefect.client.schemas.actions import DeploymentScheduleCreate
+    from prefect.client.schemas.schedules import CronSchedule
+
+    for pool, names in (("my-docker", ["theirs"]), ("my-process", ["old", "timed"])):
+        with monkeypatch.context() as patch:
+            folder = tmp_path / pool
+            shutil.copytree(conf.load.CONF, folder)
+            for name in names:
+                (folder / "preset" / f"{name}.yaml").write_text("# of before\nextends: test\n")
+            patch.setattr(conf.load, "CONF", folder)
+            deploy(pool, image="x" if pool == "my-docker" else "", schedules=tmp_path)
+    timed = server.read_deployment_by_name("train/timed")
+    by_hand = DeploymentScheduleCreate(schedule=CronSchedule(cron="5 5 * * *"))
+    server.create_deployment_schedules(timed.id, [by_hand])
+    old = server.read_deployment_by_name("train/old")
+    copy = {"tags": old.tags, "entrypoint": old.entrypoint, "work_pool_name": "my-process"}
+    server.create_deployment(old.flow_id, "copy", **copy)
+    server.create_deployment(old.flow_id, "of-a-person", work_pool_name="my-process")
+
+    lines = deploy("my-process", schedules=tmp_path)
+    assert [line for line in lines if "train/old" in line] == [
+        "deployment train/old: removed, its preset is gone"
+    ]
+    assert any(line.startswith("deployment train/timed: its preset is gone, but") for line in lines)
+    there = {(server.read_flow(d.flow_id).name, d.name) for d in server.read_deployments(limit=200)}
+    assert not {(flow, "old") for flow in ("train", "sft", "evaluate")} & there
+    assert ("sft", "timed") not in there
+    kept = ("timed", "copy", "of-a-person", "theirs", "demo")
+    assert {("train", name) for name in kept} <= there
+    assert not [line for line in deploy("my-process", schedules=tmp_path) if "removed" in line]
+
+
 def test_each_kind_of_pool_is_told_how_to_start_a_run(server, tmp_path):
     deploy("my-process", schedules=tmp_path)
     found = server.read_deployment_by_name("train/demo")
@@ -173,6 +131,11 @@ def test_each_kind_of_pool_is_told_how_to_start_a_run(server, tmp_path):
         found = server.read_deployment_by_name("train/demo")
         assert found.work_pool_name == f"my-{kind}"
         assert found.job_variables == {"image": "registry/mempo:0.1"}
+    mine = tmp_path / "cluster" / "mine.yaml"
+    mine.parent.mkdir()
+    mine.write_text("cpus: 2\n")
+    with pytest.raises(ConfigError, match=r"mine\.yaml: work pool my-docker starts containers"):
+        deploy("my-docker", image="x", cluster=str(mine), schedules=tmp_path)
     with pytest.raises(ConfigError, match="--pool none: there is no such work pool"):
         deploy("none", schedules=tmp_path)
     with pytest.raises(ConfigError, match="--image: work pool my-docker starts containers"):
@@ -183,8 +146,6 @@ def test_each_kind_of_pool_is_told_how_to_start_a_run(server, tmp_path):
         deploy("my-process", image="x", schedules=tmp_path)
 
 
-@pytest.mark.services
-@pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(
     ("values", "fault"),
     [
@@ -209,6 +170,18 @@ def test_each_kind_of_pool_is_told_how_to_start_a_run(server, tmp_path):
         (
             {"deployment": "ablate/study", "interval": 5, "parameters": {"seeds": "abc"}},
             "bad.yaml: 'parameters': .*abc",
+        ),
+        (
+            {"deployment": "ablate/study", "interval": 5, "parameters": {"seeds": [1, 1]}},
+            "bad.yaml: 'parameters': --seeds says 1 twice",
+        ),
+        (
+            {
+                "deployment": "sweep/search",
+                "interval": 5,
+                "parameters": {"sweep": "demo", "settings": ["learner.lr=1e-3"]},
+            },
+            "bad.yaml: 'parameters': --set and 'space' both name learner.lr",
         ),
         (
             {"deployment": "train/demo", "interval": 5, "parameters": {"experiment": {}}},

@@ -21,6 +21,9 @@ class Quiet(WSGIRequestHandler):
 @pytest.fixture(params=["database", "server"])
 def tracker(request, tmp_path: Path, monkeypatch) -> Iterator[Tracker]:
     """On SQLite, and over HTTP on MLflow's own REST server."""
+    # A server in this process would make its registry that of all later clients.
+    monkeypatch.setattr("mlflow.tracking._model_registry.utils._registry_uri", None)
+    monkeypatch.setenv("MLFLOW_REGISTRY_URI", "")
     local = Tracker(home=str(tmp_path / "server"))
     local.connect()  # makes the database
     if request.param == "database":
@@ -93,6 +96,24 @@ def test_what_cannot_be_registered_is_refused_in_one_line(tracker, tmp_path):
         with pytest.raises(ValueError, match=f"cannot register run {run_id}") as error:
             register(tracker, run_id, name, alias)
         assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("damage", [{"step": "three"}, {"uri": ""}, {"sha256": None}])
+def test_a_damaged_record_of_a_checkpoint_is_named_and_no_version_made(tracker, tmp_path, damage):
+    run_id = trained(tracker, tmp_path, steps=1)
+    client, experiment_id = tracker.connect()
+    whole = {"step": "9", "uri": "file:///x", "sha256": "0", "bytes": "1", **damage}
+    params = {key: value for key, value in whole.items() if value is not None}
+    bad = client.create_logged_model(experiment_id, "bad", run_id, params=params)
+    client.finalize_logged_model(bad.model_id, "READY")
+    ((key, value),) = damage.items()
+    fault = f"run {run_id}: MLflow's record of its checkpoint {bad.model_id} is damaged"
+    with pytest.raises(ValueError, match=fault) as error:
+        register(tracker, run_id, "memory", "best")
+    assert f"'{key}' is {value!r}" in str(error.value) and "\n" not in str(error.value)
+    assert not client.search_registered_models()
+    client.delete_logged_model(bad.model_id)  # the cure that it names
+    assert register(tracker, run_id, "memory", "best") == "1"
 
 
 def test_a_server_that_is_gone_is_named(tmp_path, monkeypatch):

@@ -35,6 +35,13 @@ def web() -> Service:
 def quiet(_: str) -> None: ...
 
 
+def wait_for(log: Path, word: str) -> None:
+    deadline = time.monotonic() + 30
+    while not log.exists() or word not in log.read_text():
+        assert time.monotonic() < deadline, log
+        time.sleep(0.1)
+
+
 def python(name: str, code: str, healthy=lambda: True, **more) -> Service:
     return Service(name, [sys.executable, "-c", code], {"TOLD": "by env"}, name, healthy, **more)
 
@@ -61,6 +68,23 @@ def test_a_service_that_ends_is_named_with_its_log_and_the_others_end_too(web):
         supervisor.start([web, bad], 60, quiet)
     assert not answers(web.address) and supervisor.running() == {}
     assert "no luck" in supervisor.log_of("bad").read_text()
+
+
+def test_the_logs_of_the_last_start_are_kept(web):
+    for word in ("first", "second", "third"):
+        supervisor.start(
+            [web, python("note", f"import time; print('{word}', flush=True); time.sleep(60)")],
+            60,
+            quiet,
+        )
+        wait_for(supervisor.log_of("note"), word)
+        supervisor.stop()
+    logs = supervisor.log_of("note").parent
+    assert (logs / "note.log").read_text() == "third\n"
+    assert (logs / "note.log.1").read_text() == "second\n"
+    assert "note started" in (logs / "supervisor.log.1").read_text()
+    names = {f"{n}.log{end}" for n in ("note", "web", "supervisor") for end in ("", ".1")}
+    assert {path.name for path in logs.iterdir()} == names
 
 
 def test_a_service_that_is_never_healthy_is_told_in_time(web):

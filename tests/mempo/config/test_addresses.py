@@ -14,6 +14,10 @@ WITH_PASSWORD = (
     "postgresql://me:hunter2@host/db",
     "postgresql+psycopg2://me:hunt/er2@host:5432/db",
     "postgresql://me:hunter2@x@host/db",
+    "postgresql://me:12/hunter2@host/db",
+    "http://me:123456/hunter2@host",
+    "http://me:12 hunter2@host:5000",
+    "postgresql://me:hunter 2@host/db",
 )
 WITHOUT = (
     "",
