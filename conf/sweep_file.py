@@ -23,9 +23,9 @@ KEYS = {
 }
 RANGE_KEYS = {"low", "high", "log", "step"}
 METRIC = re.compile(r"(eval|eval_sampled)/n([1-9]\d*)/(em|f1|format|p_answer)")
-# What decides which questions are asked, and how: trials are compared on the same ones.
-# Of these a trial's value is no function.
+# Sections that do not change a trial's value; of `seed` the file itself says which.
 NO_EFFECT = ("preset", "seed", "tracking", "cluster", "checkpoint", "price", "sft")
+# What decides which questions are asked, and how: trials are compared on the same ones.
 MEASURE = {"objectives", "questions", "temperature", "sampled", "passes", "every", "seed"}
 MOST = 10_000  # trials of a sweep: each is a run
 
