@@ -127,10 +127,8 @@ def test_a_variant_has_the_seeds_of_the_one_that_it_starts_from(write):
         ("from: trained, seeds", "from: [trained], seeds", ["variants.more.from"]),
     ],
 )
-def test_a_start_from_another_variant_that_cannot_be_is_refused(
-    refused, load_study, write, old, new, parts
-):
-    message = refused(load_study, write(CHAIN.replace(old, new, 1)))
+def test_a_start_from_another_variant_that_cannot_be_is_refused(refused, write, old, new, parts):
+    message = refused(write(CHAIN.replace(old, new, 1)))
     assert [part for part in parts if part not in message] == []
 
 
