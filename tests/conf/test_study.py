@@ -128,7 +128,7 @@ def test_a_variant_has_the_seeds_of_the_one_that_it_starts_from(write):
     ],
 )
 def test_a_start_from_another_variant_that_cannot_be_is_refused(refused, write, old, new, parts):
-    message = refused(write(CHAIN.replace(old, new, 1)))
+    message = refused(load_study, write(CHAIN.replace(old, new, 1)))
     assert [part for part in parts if part not in message] == []
 
 

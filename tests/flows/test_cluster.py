@@ -19,28 +19,37 @@ from mempo.config import Experiment
 pytestmark = [pytest.mark.services, pytest.mark.slow, pytest.mark.filterwarnings("default")]
 
 
-@pytest.fixture
-def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A head without room for models and two nodes with room for two each; a Prefect server."""
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory):
+    """A head without room for models, and a Prefect server."""
     from ray.cluster_utils import Cluster
 
     from tasks.prefect_server import prefect_server
     from tasks.ray_cluster import connect_ray, shutdown_ray
 
-    monkeypatch.setenv("MEMPO_HOME", str(tmp_path))
-    monkeypatch.setenv("PREFECT_LOGGING_LEVEL", "ERROR")
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
-    workers = [cluster.add_node(num_cpus=1) for _ in range(2)]
-    address = str(cluster.address)
-    try:
-        with prefect_server(lambda _: None):
-            connect_ray(experiment(address).cluster)
-            try:
-                yield SimpleNamespace(cluster=cluster, workers=workers, address=address)
-            finally:
-                shutdown_ray()
-    finally:
-        cluster.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MEMPO_HOME", str(tmp_path_factory.mktemp("home")))
+        patch.setenv("PREFECT_LOGGING_LEVEL", "ERROR")
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+        try:
+            with prefect_server(lambda _: None):
+                connect_ray(experiment(str(cluster.address)).cluster)
+                try:
+                    yield cluster
+                finally:
+                    shutdown_ray()
+        finally:
+            cluster.shutdown()
+
+
+@pytest.fixture
+def nodes(cluster):
+    """The cluster with two nodes that have room for two models each."""
+    missing = 2 - len(cluster.worker_nodes)
+    for _ in range(missing):
+        cluster.add_node(num_cpus=1)
+    workers = list(cluster.worker_nodes)
+    return SimpleNamespace(cluster=cluster, workers=workers, address=str(cluster.address))
 
 
 def experiment(address: str, *overrides: str) -> Experiment:

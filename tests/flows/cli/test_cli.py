@@ -1,5 +1,6 @@
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -228,6 +229,14 @@ def test_fetch_passes_the_folder_and_fails_with_1(mempo, refused, monkeypatch, t
 )
 def test_bad_input_is_refused_in_one_line_with_2(refused, arguments, part):
     assert part in refused(*arguments)
+
+
+def test_a_taken_port_is_refused_by_name_before_anything_starts(refused):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        assert f"--prefect-port {port}: cannot be used" in refused("up", "--prefect-port", port)
 
 
 def test_an_unknown_option_is_refused_with_2(mempo):
