@@ -31,7 +31,7 @@ def test_the_report_of_a_sweep_needs_mlflow_alone(
     file, table = report_runs(tracker, [result.run_id], tmp_path)
     html = file.read_text()
     first, second = ranked(trials_of(tracker, result.run_id))[:2]
-    assert table == result.table
+    assert table == result.table and "pruned" in table
     assert "chosen on the very questions that are reported" in html and "1 failed" in html
     difference = first.outcome.value - second.outcome.value
     line = f"The best over the runner-up, {first.name} - {second.name} by {METRIC}: "
@@ -60,7 +60,7 @@ def test_what_the_command_prints_and_its_exit_status(
     good, write, trains, monkeypatch, capsys, page, own_environment
 ):
     monkeypatch.setattr(run, "services", lambda experiment: nullcontext())
-    plan = write(("trials: 6", "trials: 3"))
+    plan = write(("trials: 6", "trials: 2"), ("seeds: [1, 2]", "seeds: [1]"))
     calls = iter(range(99))
     trains(lambda e: nan if next(calls) == 0 else good(e))
     monkeypatch.setattr(commands_sweep, "load_sweep", lambda *_, **__: plan)
@@ -70,9 +70,9 @@ def test_what_the_command_prints_and_its_exit_status(
     shown = capsys.readouterr()
     assert "<- best" in shown.out and f"FAILED  trial 0: seed 1: {METRIC} is nan" in shown.out
     assert "mempo train --preset " in shown.out and "best.yaml" in shown.out
-    assert "1 of 3 trials failed" in shown.err
-    assert "trial 0: failed: seed 1" in shown.err and "1 of 3 trials are over" in shown.err
+    assert "1 of 2 trials failed" in shown.err
+    assert "trial 0: failed: seed 1" in shown.err and "1 of 2 trials are over" in shown.err
     trains(good)
     commands_sweep.sweep("mine.yaml")  # all is well: status 0
     commands_sweep.sweep("mine.yaml", show=True)
-    assert "3 trials (random), 1 at a time" in capsys.readouterr().out
+    assert "2 trials (random), 1 at a time" in capsys.readouterr().out

@@ -19,6 +19,7 @@ from tasks import store
 pytestmark = [pytest.mark.services, pytest.mark.filterwarnings("default")]
 
 METRIC = "eval/n1/f1"
+ONE_SEED = ("seeds: [1, 2]", "seeds: [1]")
 
 
 def test_trials_are_runs_with_a_run_for_each_seed_and_the_best_is_a_preset(
@@ -98,9 +99,7 @@ def test_a_sweep_without_any_value_fails(states, write, trains, tracker):
     assert "2 trials: 2 failed" in table and "No trial has a value yet" in table
 
 
-def test_a_poor_trial_is_stopped_with_its_first_seed_and_has_no_value(
-    good, write, trains, tracker, page
-):
+def test_a_poor_trial_is_stopped_with_its_first_seed_and_has_no_value(good, write, trains, tracker):
     plan = write(("metric:", "prune: true\nmetric:"), ("trials: 6", "trials: 9"))
     stand_in = trains(good, curve=(0.5, 0.9))
     result = sweep(plan)
@@ -117,11 +116,12 @@ def test_a_poor_trial_is_stopped_with_its_first_seed_and_has_no_value(
         assert (trial.name, 2) not in stand_in.began
     # Nobody watches the second seed, so nothing is reported twice or judged by another seed.
     assert Counter(seed for _, seed in stand_in.began) == {1: 9, 2: 9 - len(pruned)}
-    assert result.failed == {} and "pruned" in result.table
+    assert result.failed == {}
 
 
 def test_a_grid_measures_each_point_once(good, write, trains, tracker):
     plan = write(
+        ONE_SEED,
         ("method: random\ntrials: 6", "method: grid"),
         ("{low: 1.0e-4, high: 1.0e-2, log: true}", "[1.0e-3, 2.0e-3, 3.0e-3]"),
         overrides=["cluster.parallel=3"],
@@ -134,6 +134,7 @@ def test_a_grid_measures_each_point_once(good, write, trains, tracker):
 
 def test_settings_that_do_not_go_together_fail_as_a_trial(states, write, trains, tracker):
     plan = write(
+        ONE_SEED,
         ("learner.lr: {low: 1.0e-4, high: 1.0e-2, log: true}", "memory.group: [question, step]"),
         ("memory.weight: [0, 1.0]", "rollout.group_size: [4, 1]"),
     )
@@ -147,8 +148,8 @@ def test_settings_that_do_not_go_together_fail_as_a_trial(states, write, trains,
 
 
 def test_trials_side_by_side_are_each_run_once(good, write, trains, tracker):
-    plan = write(("method: random", "method: tpe"), overrides=["cluster.parallel=3"])
+    plan = write(ONE_SEED, ("method: random", "method: tpe"), overrides=["cluster.parallel=3"])
     stand_in = trains(good)
     result = sweep(plan)
-    assert Counter(stand_in.began) == {(f"trial {n}", s): 1 for n in range(6) for s in (1, 2)}
+    assert Counter(stand_in.began) == {(f"trial {n}", 1): 1 for n in range(6)}
     assert len({str(t.point) for t in trials_of(tracker, result.run_id)}) == 6
