@@ -97,6 +97,8 @@ def _started(say: Callable[[str], None]) -> Iterator[str]:
         "PREFECT__SERVER_FINAL": "1",
         "PREFECT_UI_ENABLED": "false",
         "PREFECT_LOGGING_LEVEL": "WARNING",
+        # Why it ends is in its output alone, and commands quieten their own console.
+        "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "WARNING",
     }
     say("Prefect server: starting ...")
     begin = time.monotonic()
@@ -133,8 +135,9 @@ def _why_not(output: str, exit_code: int | None, folder: Path) -> str:
             "earlier runs, MLflow's stay), or use an environment with that Prefect"
         )
     how = f"within {_START_TIMEOUT_S:.0f} s" if exit_code is None else f"(exit code {exit_code})"
-    lines = [line for line in output.strip().splitlines() if line.strip()]
-    # A crash ends with the interpreter's own lines; the last error stands above them.
+    # An abort ends with the interpreter's own lines; what led to it stands above them.
+    said = output.partition("\nFatal Python error")[0]
+    lines = [line for line in said.splitlines() if line.strip()]
     errors = [line for line in lines if "Error" in line or "ERROR" in line]
     return f"the Prefect server did not start {how}: {' | '.join((errors or lines)[-3:])}"
 

@@ -32,6 +32,8 @@ RESTART_S = 3.0
 SERVICES_END_S = 15.0
 FLOWS_END_S = 30.0  # what a run needs to close its record and to free its actors
 
+_started: set[subprocess.Popen[bytes]] = set()  # Python warns where one that runs is let go of
+
 
 @dataclass(frozen=True)
 class Service:
@@ -97,6 +99,7 @@ def start(services: Sequence[Service], timeout_s: float, say: Callable[[str], No
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+    _started.add(supervisor)
     assert supervisor.stdin is not None
     supervisor.stdin.write(json.dumps(told).encode())
     supervisor.stdin.close()
@@ -166,6 +169,7 @@ def stop() -> bool:
     everything = _everything()
     if everything:
         processes.end(everything, SERVICES_END_S, first=everything[0])
+    _started.difference_update([process for process in _started if process.poll() is not None])
     (folder() / "services.json").unlink(missing_ok=True)
     return bool(everything)
 

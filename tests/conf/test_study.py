@@ -1,7 +1,6 @@
 import pytest
 
 from conf.study import differing, load_study, studies
-from conf.text import ConfigError
 from mempo.environments.atlas import AtlasWorld
 
 STUDY = """
@@ -14,23 +13,6 @@ variants:
   fast: {set: [learner.lr=1e-3]}
   start: {method: Start, set: [iterations=0], seeds: [7]}
 """
-
-
-@pytest.fixture
-def write(tmp_path):
-    def write(text: str) -> str:
-        path = tmp_path / "mine.yaml"
-        path.write_text(text, encoding="utf-8")
-        return str(path)
-
-    return write
-
-
-def refused(*args, **kwargs) -> str:
-    with pytest.raises(ConfigError) as caught:
-        load_study(*args, **kwargs)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 @pytest.mark.parametrize("name", studies())
@@ -90,15 +72,15 @@ def test_seed_zero_can_be_asked_for(write):
         ("preset: nobody\nvariants: {a: {}}\n", ["unknown preset 'nobody'"]),
     ],
 )
-def test_a_wrong_study_is_refused_by_name(write, text, parts):
-    message = refused(write(text))
+def test_a_wrong_study_is_refused_by_name(refused, write, text, parts):
+    message = refused(load_study, write(text))
     assert [part for part in parts if part not in message] == []
 
 
-def test_an_unknown_study_lists_those_there_are():
-    message = refused("dmeo")
+def test_an_unknown_study_lists_those_there_are(refused):
+    message = refused(load_study, "dmeo")
     assert "'dmeo'" in message and "demo" in message
-    assert "there is no study file mine/none.yaml" in refused("mine/none.yaml")
+    assert "there is no study file mine/none.yaml" in refused(load_study, "mine/none.yaml")
 
 
 def children(study):
@@ -145,8 +127,8 @@ def test_a_variant_has_the_seeds_of_the_one_that_it_starts_from(write):
         ("from: trained, seeds", "from: [trained], seeds", ["variants.more.from"]),
     ],
 )
-def test_a_start_from_another_variant_that_cannot_be_is_refused(write, old, new, parts):
-    message = refused(write(CHAIN.replace(old, new, 1)))
+def test_a_start_from_another_variant_that_cannot_be_is_refused(refused, write, old, new, parts):
+    message = refused(load_study, write(CHAIN.replace(old, new, 1)))
     assert [part for part in parts if part not in message] == []
 
 
@@ -187,13 +169,15 @@ def test_each_variant_runs_from_each_start_and_the_untrained_once_from_each(writ
         ("seeds: [1, 2]", "set: [policy.model=x]", ["'set' and 'starts'", "policy.model"]),
     ],
 )
-def test_starts_that_cannot_be_are_refused(write, old, new, parts):
-    message = refused(write(STARTS.replace(old, new, 1)))
+def test_starts_that_cannot_be_are_refused(refused, write, old, new, parts):
+    message = refused(load_study, write(STARTS.replace(old, new, 1)))
     assert [part for part in parts if part not in message] == []
 
 
-def test_a_policy_for_all_runs_is_refused_where_the_study_has_starts(write):
-    assert "--set policy.model" in refused(write(STARTS), overrides=["policy.model=tiny"])
+def test_a_policy_for_all_runs_is_refused_where_the_study_has_starts(refused, write):
+    assert "--set policy.model" in refused(
+        load_study, write(STARTS), overrides=["policy.model=tiny"]
+    )
 
 
 def test_what_does_not_train_runs_once_unless_the_study_says_otherwise(write):
@@ -205,12 +189,12 @@ def test_what_does_not_train_runs_once_unless_the_study_says_otherwise(write):
     assert [c.seed for c in fresh.children] == [1, 2]  # its weights are drawn from the seed
 
 
-def test_seeds_are_said_once_and_at_least_one(write):
+def test_seeds_are_said_once_and_at_least_one(refused, write):
     text = "preset: test\nseeds: %s\nvariants: {x: {}}\n"
-    assert "says 4 twice" in refused(write(text % "[4, 5, 4]"))
-    assert "'seeds'" in refused(write(text % "[]"))
-    assert "--seeds says 1 twice" in refused(write(text % "[4]"), seeds=[1, 1])
-    assert "variants.x.seeds" in refused(write("variants: {x: {seeds: []}}\n"))
+    assert "says 4 twice" in refused(load_study, write(text % "[4, 5, 4]"))
+    assert "'seeds'" in refused(load_study, write(text % "[]"))
+    assert "--seeds says 1 twice" in refused(load_study, write(text % "[4]"), seeds=[1, 1])
+    assert "variants.x.seeds" in refused(load_study, write("variants: {x: {seeds: []}}\n"))
 
 
 def test_the_settings_that_differ_are_named_seed_and_start_aside(write):
@@ -273,8 +257,8 @@ def test_the_cost_study_says_how_to_make_its_start_and_has_replies_of_120_tokens
         ("{seeds: [a]}", "variants.x.seeds"),
     ],
 )
-def test_a_variant_that_cannot_be_read_is_refused_by_name(write, variant, named):
-    assert named in refused(write(f"preset: test\nvariants:\n  x: {variant}\n"))
+def test_a_variant_that_cannot_be_read_is_refused_by_name(refused, write, variant, named):
+    assert named in refused(load_study, write(f"preset: test\nvariants:\n  x: {variant}\n"))
 
 
 def test_a_variant_may_be_its_name_alone(write):
@@ -282,20 +266,20 @@ def test_a_variant_may_be_its_name_alone(write):
     assert (child.method, child.seed) == ("x", 4)
 
 
-def test_the_rule_for_the_best_variant_is_read_and_checked(write):
+def test_the_rule_for_the_best_variant_is_read_and_checked(refused, write):
     text = "preset: test\nvariants:\n  x:\n"
     assert load_study(write(text)).best is None
     best = load_study(write(text + "best: {metric: f1, objectives: 2}\n")).best
     assert best is not None and (best.metric, best.objectives, best.mode) == ("f1", 2, "sampled")
-    assert "best" in refused(write(text + "best: {metrik: f1}\n"))
-    assert "best" in refused(write(text + "best: {metric: accuracy}\n"))
-    assert "best" in refused(write(text + "best: {mode: beam}\n"))
-    assert "best" in refused(write(text + "best: f1\n"))
-    assert "evaluate.objectives" in refused(write(text + "best: {objectives: 9}\n"))
+    assert "best" in refused(load_study, write(text + "best: {metrik: f1}\n"))
+    assert "best" in refused(load_study, write(text + "best: {metric: accuracy}\n"))
+    assert "best" in refused(load_study, write(text + "best: {mode: beam}\n"))
+    assert "best" in refused(load_study, write(text + "best: f1\n"))
+    assert "evaluate.objectives" in refused(load_study, write(text + "best: {objectives: 9}\n"))
 
 
-def test_the_baseline_of_a_study_is_one_of_its_methods(write):
+def test_the_baseline_of_a_study_is_one_of_its_methods(refused, write):
     text = "variants:\n  a: {method: Mine, set: [iterations=1]}\n  b: {}\n"
     assert load_study(write(text)).baseline == ""
     assert load_study(write(text + "baseline: Mine\n")).baseline == "Mine"
-    assert "there are: Mine, b" in refused(write(text + "baseline: a\n"))
+    assert "there are: Mine, b" in refused(load_study, write(text + "baseline: a\n"))

@@ -38,23 +38,6 @@ space:
 """
 
 
-@pytest.fixture
-def write(tmp_path):
-    def write(text: str) -> str:
-        path = tmp_path / "mine.yaml"
-        path.write_text(text, encoding="utf-8")
-        return str(path)
-
-    return write
-
-
-def refused(*args, **kwargs) -> str:
-    with pytest.raises(ConfigError) as caught:
-        load_sweep(*args, **kwargs)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
 @pytest.mark.parametrize("name", sweeps())
 def test_every_shipped_sweep_loads(name):
     sweep = load_sweep(name)
@@ -141,27 +124,27 @@ def test_a_grid_is_the_whole_product_once(write):
         ("[constant, linear]", "linear", ["list of choices", "a range"]),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(write, old, new, parts):
+def test_what_cannot_be_is_refused_by_name(refused, write, old, new, parts):
     assert old in SWEEP
-    message = refused(write(SWEEP.replace(old, new, 1)))
+    message = refused(load_sweep, write(SWEEP.replace(old, new, 1)))
     assert "mine.yaml" in message
     assert [part for part in parts if part not in message] == []
 
 
-def test_what_a_grid_cannot_be_is_refused(write):
-    assert "endless values" in refused(write(GRID.replace(", step: 0.1", "")))
-    assert "has all points" in refused(write(GRID + "trials: 4\n"))
-    same = refused(write(GRID.replace("[1, 2.0]", "[2, 2.0]")))
+def test_what_a_grid_cannot_be_is_refused(refused, write):
+    assert "endless values" in refused(load_sweep, write(GRID.replace(", step: 0.1", "")))
+    assert "has all points" in refused(load_sweep, write(GRID + "trials: 4\n"))
+    same = refused(load_sweep, write(GRID.replace("[1, 2.0]", "[2, 2.0]")))
     assert "mean the same" in same and "evaluate.memory_weight=2" in same
 
 
-def test_options_are_checked_too(write):
+def test_options_are_checked_too(refused, write):
     assert "--set and 'space' both name learner.lr" in refused(
-        write(SWEEP), overrides=["learner.lr=1e-3"]
+        load_sweep, write(SWEEP), overrides=["learner.lr=1e-3"]
     )
-    assert "--seeds says 1 twice" in refused(write(SWEEP), seeds=[1, 1])
-    assert "unknown sweep 'dmeo'" in refused("dmeo")
-    assert "there is no sweep file mine/none.yaml" in refused("mine/none.yaml")
+    assert "--seeds says 1 twice" in refused(load_sweep, write(SWEEP), seeds=[1, 1])
+    assert "unknown sweep 'dmeo'" in refused(load_sweep, "dmeo")
+    assert "there is no sweep file mine/none.yaml" in refused(load_sweep, "mine/none.yaml")
 
 
 def test_settings_that_do_not_go_together_are_found_when_a_trial_is_made(write):

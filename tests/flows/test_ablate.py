@@ -16,6 +16,7 @@ from conf.study import Study, load_study
 # Prefect, Ray and MLflow warn in ways that are theirs to mend.
 pytestmark = pytest.mark.filterwarnings("default")
 
+EXPERIMENT = "a-stopped-study"
 STUDY = """
 description: stopped in the middle
 preset: test
@@ -24,6 +25,7 @@ set: [evaluate.before=false, "evaluate.objectives=[1]", iterations=1, cluster.cp
 variants:
   start: {method: SFT, set: [iterations=0]}
   mempo: {method: MemPO}
+  grpo: {method: GRPO, set: [memory.weight=0]}
   broken: {method: Broken, set: [audit.max_diff=1e-30]}
   back: {method: Looks back, from: mempo, set: [iterations=0, agent.history=all]}
 """
@@ -32,27 +34,15 @@ variants:
 def tracker():
     from tasks.tracking import Tracker
 
-    return Tracker()
+    return Tracker(experiment=EXPERIMENT)
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory):
-    """The study, with a Prefect server, a Ray and a store of its own around it."""
-    from tasks.prefect_server import prefect_server
-    from tasks.ray_cluster import connect_ray, shutdown_ray
-
-    folder = tmp_path_factory.mktemp("home")
-    (folder / "mine.yaml").write_text(STUDY)
-    study = load_study(str(folder / "mine.yaml"), overrides=["cluster.parallel=2"])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MEMPO_HOME", str(folder))
-        patch.setenv("PREFECT_LOGGING_LEVEL", "WARNING")
-        with prefect_server(lambda _: None):
-            connect_ray(study.children[0].experiment.cluster)
-            try:
-                yield study
-            finally:
-                shutdown_ray()
+def study(home: Path) -> Study:
+    file = home / "stopped.yaml"
+    file.write_text(STUDY)
+    overrides = ["cluster.parallel=2", f"tracking.experiment={EXPERIMENT}"]
+    return load_study(str(file), overrides=overrides)
 
 
 def stop_at_first_iteration(patch: pytest.MonkeyPatch) -> None:
@@ -126,10 +116,27 @@ def test_what_is_finished_is_taken_over_and_the_rest_runs_anew(stopped, resumed)
     assert found.count(("mempo", "FINISHED")) == 1 and ("mempo", "KILLED") in found
     assert found.count(("back", "FINISHED")) == 1
     assert [v for v, _ in found].count("start") == 1  # never run twice
-    assert list(resumed.children) == ["start seed 3", "mempo seed 3", "back seed 3"]
+    names = ["start seed 3", "mempo seed 3", "grpo seed 3", "back seed 3"]
+    assert list(resumed.children) == names
     whole = resumed.children["start seed 3"]
     assert whole.metrics == tracker().run_info(whole.run_id).metrics
     assert whole.metrics["eval/n1/em"] >= 0
+
+
+def test_algorithms_begin_from_the_same_start_and_questions(resumed):
+    """Before the first update nothing differs."""
+    mempo, grpo = (
+        pd.read_parquet(
+            Path(resumed.children[f"{variant} seed 3"].folder)
+            / "iterations/000001/rollouts.parquet"
+        )
+        for variant in ("mempo", "grpo")
+    )
+    same = ["question_id", "rollout", "step", "prompt_ids", "output_ids", "reward", "adv_traj"]
+    pd.testing.assert_frame_equal(mempo[same], grpo[same])
+    assert not grpo["adv_mem"].any()
+    for method in ("MemPO", "GRPO"):
+        assert method in resumed.table and method in Path(resumed.report).read_text()
 
 
 def test_a_variant_was_measured_from_the_last_checkpoint_of_its_source(resumed):
@@ -156,6 +163,8 @@ def test_a_failed_child_is_in_the_tags_and_on_the_page_with_its_reason(resumed):
     assert list(resumed.failed) == ["broken seed 3"]
     assert "audit.max_diff" in resumed.failed["broken seed 3"]
     assert "audit.max_diff" in tracker().run_info(resumed.run_id).tags["mempo.failed"]
+    (child,) = tracker().find({"mempo.variant": "broken"}, "FAILED")
+    assert "audit.max_diff" in child.tags["mempo.reason"]
     page = Path(resumed.report).read_text()
     assert "broken seed 3 failed" in page and "audit.max_diff" in page
     assert "mempo seed 3 was run anew" in page and "KILLED" in page
@@ -185,6 +194,7 @@ def test_a_study_that_is_not_done_is_reported_without_what_was_run_anew(resumed)
     assert sorted((run.tags["mempo.variant"], run.status) for run in latest) == [
         ("back", "FINISHED"),
         ("broken", "FAILED"),
+        ("grpo", "FINISHED"),
         ("mempo", "FINISHED"),
         ("start", "FINISHED"),
     ]

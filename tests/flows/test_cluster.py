@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
-import time
-from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,28 +19,37 @@ from mempo.config import Experiment
 pytestmark = [pytest.mark.services, pytest.mark.slow, pytest.mark.filterwarnings("default")]
 
 
-@pytest.fixture
-def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A head without room for models and two nodes with room for two each; a Prefect server."""
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory):
+    """A head without room for models, and a Prefect server."""
     from ray.cluster_utils import Cluster
 
     from tasks.prefect_server import prefect_server
     from tasks.ray_cluster import connect_ray, shutdown_ray
 
-    monkeypatch.setenv("MEMPO_HOME", str(tmp_path))
-    monkeypatch.setenv("PREFECT_LOGGING_LEVEL", "ERROR")
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
-    workers = [cluster.add_node(num_cpus=1) for _ in range(2)]
-    address = str(cluster.address)
-    try:
-        with prefect_server(lambda _: None):
-            connect_ray(experiment(address).cluster)
-            try:
-                yield SimpleNamespace(cluster=cluster, workers=workers, address=address)
-            finally:
-                shutdown_ray()
-    finally:
-        cluster.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MEMPO_HOME", str(tmp_path_factory.mktemp("home")))
+        patch.setenv("PREFECT_LOGGING_LEVEL", "ERROR")
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+        try:
+            with prefect_server(lambda _: None):
+                connect_ray(experiment(str(cluster.address)).cluster)
+                try:
+                    yield cluster
+                finally:
+                    shutdown_ray()
+        finally:
+            cluster.shutdown()
+
+
+@pytest.fixture
+def nodes(cluster):
+    """The cluster with two nodes that have room for two models each."""
+    missing = 2 - len(cluster.worker_nodes)
+    for _ in range(missing):
+        cluster.add_node(num_cpus=1)
+    workers = list(cluster.worker_nodes)
+    return SimpleNamespace(cluster=cluster, workers=workers, address=str(cluster.address))
 
 
 def experiment(address: str, *overrides: str) -> Experiment:
@@ -58,26 +68,37 @@ def tracker() -> Any:
     return Tracker()
 
 
-def run_of(home: Path) -> str:
-    return next((home / "store").iterdir()).name
+def lose_node(
+    nodes: SimpleNamespace, patch: pytest.MonkeyPatch, of: int, iteration: int
+) -> list[str]:
+    """Kill the node of model `of` (0 the sampler, 1 the learner) once, in that iteration.
 
+    The model stands still from the iteration's start on, so that it dies while a stage waits for
+    it. The list gets the id of the node.
+    """
+    import ray
 
-def kill_when(nodes: SimpleNamespace, home: Path, of: int, reached: Callable[[Path], bool]) -> Any:
-    """Kill the node of the model number `of` (0 the sampler, 1 the learner) once `reached`."""
-    lost: list[str] = []
+    from flows.training import Training
 
-    def wait_and_kill() -> None:
-        deadline = time.monotonic() + 240
-        while not ((home / "store").is_dir() and reached(home / "store" / run_of(home))):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        lost.append(tracker().run_info(run_of(home)).tags["mempo.nodes"].split()[of])
-        (node,) = [n for n in nodes.workers if n.node_id == lost[0]]
+    whole, lost = Training._iterate, []
+
+    def iterate(self: Training, number: int) -> dict[str, float]:
+        if number == iteration and not lost:
+            lost.append(self.models.nodes[of])
+            actor = [*self.models.samplers, *self.models.learners][of]
+            pid: int = ray.get(actor.__ray_call__.remote(lambda _: os.getpid()))  # pyright: ignore
+            os.kill(pid, signal.SIGSTOP)
+            (node,) = [n for n in nodes.workers if n.node_id == lost[0]]
+            threading.Timer(1.0, remove, (node, pid)).start()
+        return whole(self, number)
+
+    def remove(node: Any, pid: int) -> None:
         nodes.cluster.remove_node(node, allow_graceful=False)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)  # what stands still sees no end of its node
 
-    thread = threading.Thread(target=wait_and_kill)
-    thread.start()
-    return SimpleNamespace(thread=thread, lost=lost)
+    patch.setattr(Training, "_iterate", iterate)
+    return lost
 
 
 def weights(folder: str) -> bytes:
@@ -85,18 +106,14 @@ def weights(folder: str) -> bytes:
 
 
 def test_models_are_on_different_nodes_and_a_lost_sampler_costs_one_iteration(
-    nodes: SimpleNamespace, tmp_path: Path
+    nodes: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from flows.train import train
 
-    def in_second_iteration(store: Path) -> bool:
-        return (store / "checkpoints" / "000001" / "checkpoint.json").is_file()
-
-    killer = kill_when(nodes, tmp_path, 0, in_second_iteration)
+    lost = lose_node(nodes, monkeypatch, 0, iteration=2)
     result = train(experiment(nodes.address))
-    killer.thread.join()
     info = tracker().run_info(result.run_id)
-    before, after = killer.lost[0], info.tags["mempo.nodes"].split()
+    (before,), after = lost, info.tags["mempo.nodes"].split()
     assert before not in after and len(set(after)) == 1  # both are where there still is room
     assert info.status == "FINISHED"
     rewards = tracker().metric_history(result.run_id, "reward/mean")
@@ -106,17 +123,13 @@ def test_models_are_on_different_nodes_and_a_lost_sampler_costs_one_iteration(
 
 
 def test_a_lost_learner_goes_on_from_its_checkpoint_without_a_person(
-    nodes: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    nodes: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from flows.train import train
 
-    def in_third_iteration(store: Path) -> bool:
-        return (store / "checkpoints" / "000002" / "checkpoint.json").is_file()
-
-    killer = kill_when(nodes, tmp_path, 1, in_third_iteration)
+    lost = lose_node(nodes, monkeypatch, 1, iteration=3)
     result = train(experiment(nodes.address))
-    killer.thread.join()
-    assert tracker().run_info(result.run_id).status == "FINISHED"
+    assert len(lost) == 1 and tracker().run_info(result.run_id).status == "FINISHED"
     said = capsys.readouterr().err
     assert "going on with new models (1 of 3)" in said
     assert "going on after iteration 2 of 3" in said

@@ -15,20 +15,22 @@ pytestmark = [pytest.mark.services, pytest.mark.filterwarnings("default")]
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory):
-    """A client of a real server that has a work pool of processes and one of docker."""
+def server(home: Path):
+    """A client of a real server that has a work pool of each kind."""
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.actions import WorkPoolCreate
 
-    from tasks.prefect_server import prefect_server
+    with get_client(sync_client=True) as client:
+        for kind in ("process", "docker", "kubernetes"):
+            client.create_work_pool(WorkPoolCreate(name=f"my-{kind}", type=kind))
+        yield client
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MEMPO_HOME", str(tmp_path_factory.mktemp("home")))
-        patch.delenv("PREFECT_API_URL", raising=False)
-        with prefect_server(lambda _: None), get_client(sync_client=True) as client:
-            for kind in ("process", "docker", "kubernetes"):
-                client.create_work_pool(WorkPoolCreate(name=f"my-{kind}", type=kind))
-            yield client
+
+@pytest.fixture(scope="module")
+def before(server, tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """The schedules of studies, once all is deployed."""
+    deploy("my-process", schedules=tmp_path_factory.mktemp("none"))
+    return set(schedules(server, "ablate/study"))
 
 
 def schedules(client, name: str) -> dict:
@@ -189,9 +191,7 @@ def test_each_kind_of_pool_is_told_how_to_start_a_run(server, tmp_path):
         ),
     ],
 )
-def test_a_schedule_that_cannot_be_used_changes_nothing(server, tmp_path, values, fault):
-    deploy("my-process", schedules=tmp_path)
-    before = set(schedules(server, "ablate/study"))
+def test_a_schedule_that_cannot_be_used_changes_nothing(server, before, tmp_path, values, fault):
     write(tmp_path, "a-good-one", deployment="ablate/study", cron="0 2 * * *")
     write(tmp_path, "bad", **values)
     with pytest.raises(ConfigError, match=fault):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from uuid import UUID
@@ -13,7 +12,6 @@ import pandas as pd
 import pytest
 
 from conf.load import load
-from conf.study import Child, Study
 from mempo.config import Experiment
 
 # Prefect, Ray and MLflow warn in ways that are theirs to mend.
@@ -201,56 +199,6 @@ def test_trajectories_are_traces_of_the_run(trained: SimpleNamespace):
     assert {"AGENT", "LLM"} <= kinds
 
 
-def test_an_ablation_compares_its_children_and_reports_the_failed_one(
-    cold: SimpleNamespace, home: Path
-):
-    from flows.ablate import ablate
-
-    common = (cold.start, "iterations=1", "evaluate.before=false", "cluster.parallel=2")
-    children = (
-        Child("GRPO", "grpo", 3, experiment(*common, "memory.weight=0")),
-        Child("MemPO", "mempo", 3, experiment(*common)),
-        Child("broken", "broken", 3, experiment(*common, "audit.max_diff=1e-30")),
-    )
-    result = ablate(Study("tiny", "two algorithms from one start", children))
-    assert list(result.children) == ["grpo seed 3", "mempo seed 3"]
-    assert "audit.max_diff" in result.failed["broken seed 3"]
-    runs = tracker()
-    infos = [runs.run_info(r) for r in runs.children(result.run_id)]
-    assert sorted((i.tags["mempo.method"], i.status) for i in infos) == [
-        ("GRPO", "FINISHED"),
-        ("MemPO", "FINISHED"),
-        ("broken", "FAILED"),
-    ]
-    # The same start and the same questions: before the first update nothing differs.
-    rollouts = [
-        pd.read_parquet(Path(r.folder) / "iterations" / "000001" / "rollouts.parquet")
-        for r in result.children.values()
-    ]
-    same = ["question_id", "rollout", "step", "prompt_ids", "output_ids", "reward", "adv_traj"]
-    pd.testing.assert_frame_equal(rollouts[0][same], rollouts[1][same])
-    assert not rollouts[0]["adv_mem"].any()
-    page = Path(result.report).read_text()
-    assert "GRPO" in page and "broken seed 3 failed" in page
-    assert "GRPO" in result.table and "MemPO" in result.table
-
-
-def test_a_failed_flow_closes_its_run_and_frees_its_actors(cold: SimpleNamespace):
-    import ray
-
-    from flows.train import train
-
-    broken = experiment(cold.start, "audit.max_diff=1e-30", "evaluate.before=false")
-    with pytest.raises(Exception, match=r"audit\.max_diff"):
-        train(broken, name="to fail")
-    (info,) = [r for r in tracker().find(status="FAILED") if r.name == "to fail"]
-    assert "audit.max_diff" in info.tags["mempo.reason"]
-    deadline = time.monotonic() + 20
-    while ray.available_resources().get("CPU") != ray.cluster_resources()["CPU"]:
-        assert time.monotonic() < deadline, ray.available_resources()
-        time.sleep(0.1)
-
-
 def test_fault_46_many_rollouts_make_a_handful_of_task_runs(cold: SimpleNamespace):
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
@@ -288,16 +236,16 @@ def test_fault_49_another_learning_rate_is_computed_and_not_served_from_a_cache(
     start = ("policy.model=builtin:atlas-sft", "rollout.group_size=4", "environment.objectives=[2]")
     room = ("rollout.max_step_tokens=96", "rollout.max_prompt_tokens=512")
     small = (*room, "iterations=1", "evaluate.before=false", "evaluate.sampled=false")
-    rates = ("learner.lr=1e-3", "learner.lr=1e-2", "learner.lr=1e-3")
+    rates = ("learner.lr=1e-3", "learner.lr=1e-2")
     results = [train(experiment(*start, *small, rate)) for rate in rates]
     weights = [(Path(r.checkpoint) / "model.safetensors").read_bytes() for r in results]
-    assert weights[0] != weights[1] and weights[0] == weights[2]
+    assert weights[0] != weights[1]
     flow_runs = [UUID(tracker().run_info(r.run_id).tags["prefect.flow_run_id"]) for r in results]
     with get_client(sync_client=True) as client:
         found = client.read_task_runs(
             flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=flow_runs))
         )
-    assert len(found) >= 12
+    assert len(found) >= 8
     assert {run.state_name for run in found} == {"Completed"}  # none is "Cached"
 
 

@@ -17,6 +17,8 @@ from mempo.config import Experiment
 # Prefect, Ray and MLflow warn in ways that are theirs to mend.
 pytestmark = pytest.mark.filterwarnings("default")
 
+AFTER = ("evaluate.before=false", "evaluate.objectives=[1]")
+
 
 def experiment(*overrides: str, seed: int = 3) -> Experiment:
     return load("test", overrides=["cluster.cpus=2", *overrides], seed=seed)
@@ -82,9 +84,9 @@ def test_two_samplers_share_the_questions_and_change_nothing(cold: SimpleNamespa
     from flows.train import train
     from mempo.records import read_rollouts
 
-    small = (cold.start, "rollout.questions=3", "iterations=1", "rollout.resample=1")
+    small = (cold.start, "rollout.questions=3", "iterations=1", "rollout.resample=1", *AFTER)
     one, two = (train(experiment(*small, f"cluster.samplers={n}")) for n in (1, 2))
-    for name in ("rollouts", "evaluate-n1-greedy", "evaluate-n2-sampled"):
+    for name in ("rollouts", "evaluate-n1-greedy", "evaluate-n1-sampled"):
         found = []
         for result in (one, two):
             file = Path(result.folder) / "iterations" / "000001" / f"{name}.parquet"
@@ -101,7 +103,7 @@ def test_two_ranks_of_deepspeed_train_as_one_process_of_torch(cold: SimpleNamesp
     from flows.train import train
 
     ranks = ("learner.backend=deepspeed", "learner.deepspeed=zero2", "cluster.learners=2")
-    room = ("cluster.learner_cpus=0.25", "rollout.max_step_tokens=48", "iterations=1")
+    room = ("cluster.learner_cpus=0.25", "rollout.max_step_tokens=48", "iterations=1", *AFTER)
     one = train(experiment(cold.start, *room))
     two = train(experiment(cold.start, *room, *ranks))
     for key in ("loss/policy", "loss/grad_norm", "memory/p_answer", "cost/trained_tokens"):
@@ -117,14 +119,15 @@ def test_two_ranks_of_deepspeed_train_as_one_process_of_torch(cold: SimpleNamesp
 def test_vllm_acts_in_place_of_transformers(cold: SimpleNamespace):
     from flows.train import train
 
-    result = train(experiment(cold.start, "rollout.engine=vllm", "rollout.cache_gib=0.1"))
+    vllm = ("rollout.engine=vllm", "rollout.cache_gib=0.1", *AFTER)
+    result = train(experiment(cold.start, *vllm))
     for key in ("audit/logprob_diff_max", "reward/mean", "cost/generated_tokens"):
         assert sorted(points(result.run_id, key)) == [1, 2]
     assert max(points(result.run_id, "audit/logprob_diff_max").values()) < 1e-3
     assert result.metrics is not None and result.metrics["eval/n1/steps"] >= 1
 
 
-def test_fault_37_a_dead_model_ends_the_waiting_with_its_name(
+def test_fault_37_a_dead_model_ends_the_waiting_with_its_name_and_the_others_are_freed(
     cold: SimpleNamespace,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -148,6 +151,10 @@ def test_fault_37_a_dead_model_ends_the_waiting_with_its_name(
     [run] = [r for r in tracker().find({"mempo.kind": "train"}) if r.name == "lost"]
     assert run.status == "FAILED" and "its actor died" in run.tags["mempo.reason"]
     assert f"to go on: mempo train --resume {run.run_id}" in capsys.readouterr().err
+    deadline = time.monotonic() + 20
+    while ray.available_resources().get("CPU") != ray.cluster_resources()["CPU"]:
+        assert time.monotonic() < deadline, ray.available_resources()
+        time.sleep(0.1)
 
     @ray.remote(num_cpus=0)
     def forever() -> None:

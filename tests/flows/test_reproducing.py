@@ -22,7 +22,7 @@ ROWS = ["run_id", "iteration", "metric", "value"]
 
 def small(start: str) -> Experiment:
     settings = ["cluster.cpus=2", "iterations=2", "evaluate.before=false", start]
-    return load("test", overrides=settings, seed=3)
+    return load("test", overrides=[*settings, "evaluate.objectives=[1]"], seed=3)
 
 
 def test_packages_are_requirements_of_pip() -> None:
@@ -74,8 +74,6 @@ def test_a_run_comes_out_again_and_what_has_changed_is_named(
     again = train(origin.experiment, name="again")
     count, lines = differences(tracker.curves([run.run_id, again.run_id]), run.run_id, again.run_id)
     assert lines == [] and count > 50
-    other = train(small(cold.start).model_copy(update={"seed": 4}), name="other")
-    assert differences(tracker.curves([run.run_id, other.run_id]), run.run_id, other.run_id)[1]
 
     (Path(cold.result.checkpoint) / "notes.txt").write_text("changed")
     monkeypatch.setattr("flows.reproducing.packages", lambda: packages() + "zzz==1\n")

@@ -98,8 +98,44 @@ def test_a_prefect_that_ends_at_once_is_told_with_its_last_words(monkeypatch, no
         pass
 
 
+ABORT = """\
+Fatal Python error: _enter_buffered_busy: could not acquire lock for <_io.BufferedReader name='<stdin>'>
+Python runtime state: finalizing (tstate=0x00007f5058d76ef8)
+
+Current thread 0x00007f5058e6eb80 (most recent call first):
+  <no Python frame>
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize(
+    ("log", "told"),
+    [
+        ("OSError: no space\nand so it ends\n" + ABORT, r"\(exit code -6\): OSError: no space$"),
+        ("one\ntwo\nthree\nfour\n" + ABORT, r"\(exit code -6\): two \| three \| four$"),
+        (ABORT, r"\(exit code -6\): Python runtime state"),
+        (
+            "CommandError: Can't locate revision identified by 'x'\n"
+            + "ERROR: exiting\n" * 9
+            + ABORT,
+            "written by a newer Prefect",
+        ),
+    ],
+)
+def test_the_cause_is_told_where_a_log_ends_with_an_abort(
+    monkeypatch, no_server_configured, tmp_path, log, told
+):
+    (tmp_path / "log").write_text(log)
+    program = tmp_path / "python"
+    program.write_text(f"#!/bin/sh\ncat '{tmp_path}/log'\nkill -ABRT $$\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    with pytest.raises(RuntimeError, match=told), prefect_server(lambda line: None):
+        pass
+
+
 def test_a_database_of_a_later_prefect_is_told(monkeypatch, no_server_configured, tmp_path):
     monkeypatch.setenv("MEMPO_HOME", str(tmp_path))
+    monkeypatch.setenv("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")  # as in each command
     (tmp_path / "prefect").mkdir()
     with sqlite3.connect(tmp_path / "prefect" / "prefect.db") as database:
         database.execute("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)")
@@ -108,6 +144,19 @@ def test_a_database_of_a_later_prefect_is_told(monkeypatch, no_server_configured
     told = r"prefect.db was written by a newer Prefect than .*; move .*prefect away"
     with pytest.raises(RuntimeError, match=told), prefect_server(lambda line: None):
         pass
+
+
+def test_the_prefect_process_that_fails_ends_with_its_own_status():
+    code = (
+        "import sys, time, tasks.prefect_app as app\n"
+        "def run(*args, **kwargs): time.sleep(1); sys.exit(3)\n"  # the other thread reads by then
+        "app.uvicorn.run = run\n"
+        "app.main(1)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    with process.stdin:
+        assert process.wait(timeout=50) == 3
 
 
 def test_the_prefect_process_ends_with_its_parent():

@@ -12,7 +12,7 @@ import pytest
 from tasks import supervisor
 from tasks.supervisor import Service, answers
 
-pytestmark = [pytest.mark.services, pytest.mark.filterwarnings("default")]
+pytestmark = pytest.mark.services
 
 
 @pytest.fixture(autouse=True)
@@ -90,7 +90,7 @@ def test_the_logs_of_the_last_start_are_kept(web):
 def test_a_service_that_is_never_healthy_is_told_in_time(web):
     with pytest.raises(RuntimeError, match=r"slow is not healthy after 1 s; see .*slow\.log"):
         supervisor.start(
-            [web, python("slow", "import time; time.sleep(60)", healthy=lambda: False)], 1, quiet
+            [python("slow", "import time; time.sleep(60)", healthy=lambda: False), web], 1, quiet
         )
     assert supervisor.running() == {}
 

@@ -1,10 +1,12 @@
-"""Reading the pages that the evaluation writes."""
+"""Tables to measure, and reading the pages that the evaluation writes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from html.parser import HTMLParser
+from typing import Any
 
+import pandas as pd
 import pytest
 
 _VOID = frozenset({"img", "meta", "source"})  # of those that are used
@@ -56,3 +58,44 @@ _UNSEEN = frozenset({"script", "style"})
 def read_page() -> Callable[[str], Page]:
     """read_page(html): its elements and texts; fails where tags do not fit."""
     return Page
+
+
+Task = dict[str, Any]
+
+
+@pytest.fixture(scope="session")
+def task() -> Callable[..., Task]:
+    """task(method, seed, question, f1): the row of an evaluated task of two objectives, greedy."""
+    return _task
+
+
+def _task(method: str, seed: int, question: str, f1: float | None, **fields: Any) -> Task:
+    rest = {"em": 0.0, "format": 1.0, "p_answer": float("nan"), "tt": 100, "pt": 50, "steps": 3}
+    keys = {"mode": "greedy", "objectives": 2, "question_id": question}
+    return {"method": method, "seed": seed, **keys, "f1": f1, **rest, **fields}
+
+
+@pytest.fixture(scope="session")
+def table() -> Callable[..., pd.DataFrame]:
+    """table(row, row, ...)."""
+    return _table
+
+
+def _table(*rows: Task) -> pd.DataFrame:
+    return pd.DataFrame(list(rows))
+
+
+@pytest.fixture(scope="session")
+def of_seed() -> Callable[[str, Sequence[Sequence[float]]], pd.DataFrame]:
+    """of_seed(method, scores): scores[s][q] is the F1 of seed s at question q, a row each."""
+
+    def of_seed(method: str, scores: Sequence[Sequence[float]]) -> pd.DataFrame:
+        return _table(
+            *(
+                _task(method, s, f"q{q}", f1)
+                for s, row in enumerate(scores)
+                for q, f1 in enumerate(row)
+            )
+        )
+
+    return of_seed

@@ -1,6 +1,5 @@
 import math
 import random
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -26,23 +25,6 @@ from mempo.evaluation.stats import (
 
 NAN = float("nan")
 SCORE = st.floats(0, 1, width=32)
-
-
-def task(method: str, seed: int, question: str, f1: float | None, **fields: Any) -> dict[str, Any]:
-    rest = {"em": 0.0, "format": 1.0, "p_answer": NAN, "tt": 100, "pt": 50, "steps": 3}
-    keys = {"mode": "greedy", "objectives": 2, "question_id": question}
-    return {"method": method, "seed": seed, **keys, "f1": f1, **rest, **fields}
-
-
-def table(*rows: dict[str, Any]) -> pd.DataFrame:
-    return pd.DataFrame(list(rows))
-
-
-def of_seed(method: str, scores: Sequence[Sequence[float]]) -> pd.DataFrame:
-    """scores[s][q]: a row per seed s and question q."""
-    return table(
-        *(task(method, s, f"q{q}", f1) for s, row in enumerate(scores) for q, f1 in enumerate(row))
-    )
 
 
 def naive_crossed(values: np.ndarray, resamples: int, level: float) -> tuple[float, float]:
@@ -185,14 +167,14 @@ def test_known_methods_come_first_and_others_by_name():
     assert ordered([]) == []
 
 
-def test_fault_51_missing_columns_are_named():
+def test_fault_51_missing_columns_are_named(task, table):
     with pytest.raises(ValueError, match=r"mine lacks the columns \['b'\]; it needs \['a', 'b'\]"):
         require_columns(pd.DataFrame({"a": [1]}), ["a", "b"], name="mine")
     with pytest.raises(ValueError, match=r"evaluations lacks the columns \['tt'\]"):
         checked(table(task("GRPO", 0, "q", 1.0)).drop(columns="tt"))
 
 
-def test_checked_tables_have_numbers_and_leave_the_given_one_alone():
+def test_checked_tables_have_numbers_and_leave_the_given_one_alone(task, table):
     given_table = table(task("GRPO", 0, "q", None))
     found = checked(given_table)
     assert math.isnan(found["f1"].iloc[0])
@@ -201,7 +183,7 @@ def test_checked_tables_have_numbers_and_leave_the_given_one_alone():
     assert set(KEYS) <= set(found.columns)
 
 
-def test_a_question_is_told_apart_by_its_objectives():
+def test_a_question_is_told_apart_by_its_objectives(task, table):
     frame = table(
         task("GRPO", 0, "a", 0.0, objectives=2),
         task("GRPO", 0, "a", 1.0, objectives=4),
@@ -213,7 +195,7 @@ def test_a_question_is_told_apart_by_its_objectives():
     np.testing.assert_array_equal(found.to_numpy(), [[0.0, 1.0], [0.5, NAN]])
 
 
-def test_a_mean_with_its_interval_from_rows_in_any_order():
+def test_a_mean_with_its_interval_from_rows_in_any_order(of_seed):
     scores = [[0.0, 1.0, 0.5], [1.0, 1.0, 0.0]]
     frame = of_seed("GRPO", scores)
     found = mean_interval(frame.sample(frac=1, random_state=1), "f1", key=("x",))
@@ -221,7 +203,7 @@ def test_a_mean_with_its_interval_from_rows_in_any_order():
     assert found.mean == pytest.approx((0.5 + 2 / 3) / 2)
 
 
-def test_the_passes_of_a_question_are_one_cluster():
+def test_the_passes_of_a_question_are_one_cluster(task, table):
     # Question a: 0 and 1 in every pass, question b: always 1. Eight values, but two questions.
     passes = table(
         *(task("GRPO", 0, "a", float(i % 2)) for i in range(4)),
@@ -234,7 +216,7 @@ def test_the_passes_of_a_question_are_one_cluster():
     assert (row["f1"], row["n"]) == (0.75, 2)
 
 
-def test_a_question_with_more_passes_weighs_no_more():
+def test_a_question_with_more_passes_weighs_no_more(task, table):
     frame = table(*(task("GRPO", 0, "a", 0.0) for _ in range(3)), task("GRPO", 0, "b", 1.0))
     assert mean_interval(frame, "f1", key=("x",)).mean == 0.5
     assert summary_table(frame)["f1"].tolist() == [0.5]
@@ -294,7 +276,7 @@ def test_values_outside_of_the_edges_are_refused():
 # --- the summary
 
 
-def test_the_summary_is_a_mean_of_seed_means():
+def test_the_summary_is_a_mean_of_seed_means(task, table):
     frame = table(
         task("MemPO", 0, "a", 1.0, p_answer=0.5),
         task("MemPO", 0, "b", 0.0, p_answer=None),
@@ -314,7 +296,7 @@ def test_the_summary_is_a_mean_of_seed_means():
     assert math.isnan(grpo["f1_std"]) and math.isnan(grpo["p_answer"])
 
 
-def test_the_summary_is_ordered_by_method_objectives_and_mode():
+def test_the_summary_is_ordered_by_method_objectives_and_mode(task, table):
     frame = table(
         *(
             task(method, 0, "a", 1.0, objectives=k, mode=mode)
@@ -329,7 +311,7 @@ def test_the_summary_is_ordered_by_method_objectives_and_mode():
     assert list(found[["method", "objectives", "mode"]].itertuples(index=False)) == expected
 
 
-def test_an_empty_table_has_an_empty_summary():
+def test_an_empty_table_has_an_empty_summary(task, table):
     found = summary_table(pd.DataFrame())
     assert found.empty
     assert (

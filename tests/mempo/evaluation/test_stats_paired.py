@@ -1,9 +1,6 @@
 import math
-from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,27 +18,10 @@ NAN = float("nan")
 SCORE = st.floats(0, 1, width=32)
 
 
-def task(method: str, seed: int, question: str, f1: float | None, **fields: Any) -> dict[str, Any]:
-    rest = {"em": 0.0, "format": 1.0, "p_answer": NAN, "tt": 100, "pt": 50, "steps": 3}
-    keys = {"mode": "greedy", "objectives": 2, "question_id": question}
-    return {"method": method, "seed": seed, **keys, "f1": f1, **rest, **fields}
-
-
-def table(*rows: dict[str, Any]) -> pd.DataFrame:
-    return pd.DataFrame(list(rows))
-
-
-def of_seed(method: str, scores: Sequence[Sequence[float]]) -> pd.DataFrame:
-    """scores[s][q]: a row per seed s and question q."""
-    return table(
-        *(task(method, s, f"q{q}", f1) for s, row in enumerate(scores) for q, f1 in enumerate(row))
-    )
-
-
 # --- paired differences
 
 
-def test_a_paired_difference_by_hand():
+def test_a_paired_difference_by_hand(of_seed):
     ours = of_seed("MemPO", [[0.9, 0.5, 0.7], [0.4, 0.8, 0.6]])
     theirs = of_seed("GRPO", [[0.5, 0.5, 0.6], [0.6, 0.3, 0.6]])
     found = paired_difference(ours, theirs, key=("x",))
@@ -54,7 +34,7 @@ def test_a_paired_difference_by_hand():
     assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
 
 
-def test_only_tasks_that_both_were_given_are_compared():
+def test_only_tasks_that_both_were_given_are_compared(task, table):
     ours = table(
         task("MemPO", 0, "a", 1.0),
         task("MemPO", 0, "b", 0.0),  # GRPO was not asked
@@ -75,7 +55,7 @@ def test_only_tasks_that_both_were_given_are_compared():
     assert math.isnan(found.low) and math.isnan(found.high)
 
 
-def test_every_seed_weighs_the_same_however_many_pairs_it_has():
+def test_every_seed_weighs_the_same_however_many_pairs_it_has(task, table):
     ours = table(*(task("MemPO", s, q, 1.0) for s, q in ((0, "a"), (0, "b"), (0, "c"), (1, "a"))))
     theirs = table(
         *(task("GRPO", s, q, f) for s, q, f in ((0, "a", 1), (0, "b", 1), (0, "c", 1), (1, "a", 0)))
@@ -84,14 +64,14 @@ def test_every_seed_weighs_the_same_however_many_pairs_it_has():
     assert (found.per_seed, found.mean, found.pairs) == ({0: 0.0, 1: 1.0}, 0.5, 4)
 
 
-def test_repeated_rows_of_a_task_are_averaged_first():
+def test_repeated_rows_of_a_task_are_averaged_first(task, table):
     ours = table(task("MemPO", 0, "a", 1.0), task("MemPO", 0, "a", 0.0), task("MemPO", 0, "b", 1.0))
     theirs = table(task("GRPO", 0, "a", 0.0), task("GRPO", 0, "b", 0.0))
     found = paired_difference(ours, theirs)
     assert (found.mean, found.pairs) == (0.75, 2)
 
 
-def test_modes_are_never_mixed():
+def test_modes_are_never_mixed(task, table):
     ours = table(
         task("MemPO", 0, "a", 1.0, mode="greedy"), task("MemPO", 0, "a", 0.5, mode="sampled")
     )
@@ -105,7 +85,7 @@ def test_modes_are_never_mixed():
     assert (found.low, found.high) == pytest.approx((0.2, 0.5))
 
 
-def test_a_constant_gain_is_certain_however_hard_the_questions_vary():
+def test_a_constant_gain_is_certain_however_hard_the_questions_vary(of_seed):
     scores = [[0.1, 0.5, 0.9], [0.0, 0.3, 0.6]]
     found = paired_difference(
         of_seed("MemPO", [[s + 0.1 for s in row] for row in scores]), of_seed("GRPO", scores)
@@ -115,7 +95,7 @@ def test_a_constant_gain_is_certain_however_hard_the_questions_vary():
 
 @settings(max_examples=25)
 @given(st.lists(st.tuples(SCORE, SCORE), min_size=1, max_size=12), st.integers(1, 3))
-def test_swapping_the_sides_turns_the_sign(pairs, seeds):
+def test_swapping_the_sides_turns_the_sign(of_seed, pairs, seeds):
     ours = of_seed("MemPO", [[a for a, _ in pairs]] * seeds)
     theirs = of_seed("GRPO", [[b for _, b in pairs]] * seeds)
     one = paired_difference(ours, theirs, resamples=50)
@@ -125,7 +105,7 @@ def test_swapping_the_sides_turns_the_sign(pairs, seeds):
     assert one.pairs == two.pairs == seeds * len(pairs)
 
 
-def test_nothing_to_compare_is_no_error():
+def test_nothing_to_compare_is_no_error(task, table):
     ours, theirs = table(task("MemPO", 0, "a", 1.0)), table(task("GRPO", 0, "b", 1.0))
     found = paired_difference(ours, theirs)
     assert found.pairs == 0
@@ -135,7 +115,7 @@ def test_nothing_to_compare_is_no_error():
     assert empty.pairs == 0
 
 
-def test_fault_51_a_metric_that_nobody_recorded_is_named():
+def test_fault_51_a_metric_that_nobody_recorded_is_named(task, table):
     one = table(task("MemPO", 0, "a", 1.0))
     with pytest.raises(ValueError, match=r"a lacks the columns \['luck'\]"):
         paired_difference(one, one, metric="luck")
@@ -143,7 +123,7 @@ def test_fault_51_a_metric_that_nobody_recorded_is_named():
         paired_difference(one, one.drop(columns="seed"))
 
 
-def test_the_same_seed_from_two_cold_starts_is_two_runs():
+def test_the_same_seed_from_two_cold_starts_is_two_runs(task, table):
     ours = table(task("MemPO", 0, "a", 1.0, start="one"), task("MemPO", 0, "a", 0.5, start="two"))
     theirs = table(task("GRPO", 0, "a", 0.25, start="one"), task("GRPO", 0, "a", 0.5, start="two"))
     found = paired_difference(ours, theirs)
@@ -195,7 +175,7 @@ def test_too_few_pairs_have_no_t_interval():
         paired_t_interval([1.0, 2.0], [1.0, 2.0], level=95)
 
 
-def test_a_paired_difference_has_the_t_interval_of_its_seeds():
+def test_a_paired_difference_has_the_t_interval_of_its_seeds(of_seed):
     ours = of_seed("MemPO", [[0.9, 0.5], [0.4, 0.8], [0.1, 0.3]])
     theirs = of_seed("GRPO", [[0.5, 0.5], [0.6, 0.3], [0.0, 0.0]])
     found = paired_difference(ours, theirs)
