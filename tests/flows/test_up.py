@@ -292,7 +292,7 @@ def actors(up) -> int:
 
 
 def test_a_scheduled_sweep_fires_by_itself_and_goes_with_its_file(up, tmp_path):
-    soon = datetime.now(UTC) + timedelta(seconds=30)
+    soon = datetime.now(UTC) + timedelta(seconds=45)
     (tmp_path / "hourly.yaml").write_text(
         "deployment: sweep/search\n"
         f'rrule: "DTSTART:{soon:%Y%m%dT%H%M%SZ}\\nRRULE:FREQ=HOURLY"\n'
