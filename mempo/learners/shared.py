@@ -143,6 +143,19 @@ def attend(
     return torch.cat(outputs, dim=1), None  # [1, T, heads, head width]
 
 
+def flat_inputs(layout: Layout, device: torch.device) -> dict[str, Any]:
+    """What a model is called with.
+
+    The mask is one that transformers passes on as it is; without any it would make a dense one.
+    """
+    return {
+        "input_ids": torch.tensor([layout.ids], device=device),
+        "position_ids": torch.tensor([layout.positions], device=device),
+        "attention_mask": torch.zeros((1, 1, 1, 1), device=device),
+        "layout": layout,
+    }
+
+
 @torch.no_grad()
 def takes_segments(model: Any) -> bool:
     """Whether `model` computes a flat layout as it computes its sequences; if so, it is set to.
@@ -162,9 +175,8 @@ def takes_segments(model: Any) -> bool:
     device = next(model.parameters()).device
     try:
         model.set_attn_implementation(NAME)
-        hidden = model.base_model(
-            use_cache=False, **inputs(layout, model.dtype, device)
-        ).last_hidden_state[0]
+        flat = flat_inputs(layout, device)
+        hidden = model.base_model(use_cache=False, **flat).last_hidden_state[0]
         worst = 0.0
         for ids, where in zip(sequences, layout.where, strict=True):
             alone = model.base_model(
@@ -184,16 +196,3 @@ def takes_segments(model: Any) -> bool:
             stacklevel=3,
         )
     return good
-
-
-def inputs(layout: Layout, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
-    """What a model is called with.
-
-    The mask is one that transformers passes on as it is; without any it would make a dense one.
-    """
-    return {
-        "input_ids": torch.tensor([layout.ids], device=device),
-        "position_ids": torch.tensor([layout.positions], device=device),
-        "attention_mask": torch.zeros((1, 1, 1, 1), dtype=dtype, device=device),
-        "layout": layout,
-    }

@@ -42,7 +42,7 @@ def rows(draw: st.DrawFn) -> list[Row]:
 def test_micro_batches_hold_every_row_with_targets_once_within_budget(
     made: list[Row], budget: int
 ) -> None:
-    batches = list(micro_batches(made, budget))
+    batches = list(micro_batches(made, budget, shared=False))
     together = [i for batch in batches for i in batch]
     assert sorted(together) == [i for i, r in enumerate(made) if r.targets]
     lengths = [len(made[i].ids) for i in together]
@@ -55,9 +55,9 @@ def test_micro_batches_hold_every_row_with_targets_once_within_budget(
 def test_micro_batches_by_hand() -> None:
     made = [row([3] * n, 1) for n in (2, 5, 4, 3)]
     # longest first: 5 + 4 padded to 2 x 5 = 10; 3 + 2 padded to 2 x 3 = 6
-    assert list(micro_batches(made, 10)) == [[1, 2], [3, 0]]
-    assert list(micro_batches(made, 20)) == [[1, 2, 3, 0]]
-    assert list(micro_batches(made, 1)) == [[1], [2], [3], [0]]
+    assert list(micro_batches(made, 10, shared=False)) == [[1, 2], [3, 0]]
+    assert list(micro_batches(made, 20, shared=False)) == [[1, 2, 3, 0]]
+    assert list(micro_batches(made, 1, shared=False)) == [[1], [2], [3], [0]]
     assert list(micro_batches([], 10)) == []
 
 
