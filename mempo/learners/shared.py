@@ -49,22 +49,25 @@ class Layout:
     segments: list[Segment]
     masks: dict[tuple, torch.Tensor] = field(default_factory=dict)  # made at need, for all layers
 
-    def mask(self, segment: Segment, window: int | None, like: torch.Tensor) -> torch.Tensor | None:
-        """[size, start + size] what is added to the scores; None: the plain causal attention.
+    def mask(
+        self, segment: Segment, window: int | None, groups: int, like: torch.Tensor
+    ) -> torch.Tensor | None:
+        """[1, 1, groups size, start + size] what is added to the scores, `groups` times over.
 
-        window: a token sees that many, itself included; None: all.
+        None: the plain causal attention. window: a token sees that many, itself included; None:
+        all.
         """
         start, size = segment.start, segment.size
         if start + size <= (window or start + size):
             window = None
             if start == 0 or size == 1:
                 return None
-        key = (start, size, window, like.dtype, like.device)
+        key = (start, size, window, groups, like.dtype, like.device)
         if key not in self.masks:
             distance = torch.arange(start, start + size)[:, None] - torch.arange(start + size)
             seen = (distance >= 0) & (distance < (window or start + size))
             mask = torch.zeros(seen.shape).masked_fill(~seen, float("-inf"))
-            self.masks[key] = mask.to(like)[None, None]
+            self.masks[key] = mask.repeat(groups, 1).to(like)[None, None]
         return self.masks[key]
 
 
@@ -134,13 +137,37 @@ def attend(
             pieces[segment, n] = keys[segment][:, :, :n], values[segment][:, :, :n]
         return pieces[segment, n]
 
+    groups = query.shape[1] // key.shape[1]
     outputs = []
     for i, segment in enumerate(layout.segments):
         parts = [piece(*p) for p in segment.path] + [(keys[i], values[i])]
         k, v = (torch.cat(t, dim=2) if segment.path else t[0] for t in zip(*parts, strict=True))
-        mask = layout.mask(segment, settings.get("sliding_window"), query)
-        outputs.append(sdpa_attention_forward(module, queries[i], k, v, mask, **settings)[0])
+        mask = layout.mask(segment, settings.get("sliding_window"), groups, query)
+        if mask is None:
+            out, _ = sdpa_attention_forward(module, queries[i], k, v, None, **settings)
+        else:
+            out = _masked(queries[i], k, v, mask, settings.get("scaling"))
+        outputs.append(out)
     return torch.cat(outputs, dim=1), None  # [1, T, heads, head width]
+
+
+def _masked(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor,
+    scale: float | None,
+) -> torch.Tensor:
+    """[1, size, heads, head width]; query heads that share a key head are further rows of it.
+
+    So keys are not repeated for each head, which would cost more memory than sharing saves.
+    """
+    _, heads, size, width = query.shape
+    rows = query.reshape(1, key.shape[1], -1, width)
+    out = torch.nn.functional.scaled_dot_product_attention(
+        rows, key, value, attn_mask=mask, scale=scale
+    )
+    return out.reshape(1, heads, size, -1).transpose(1, 2)
 
 
 def flat_inputs(layout: Layout, device: torch.device) -> dict[str, Any]:
