@@ -54,8 +54,9 @@ def _shared_batches(rows: Sequence[Row], useful: list[int], micro_tokens: int) -
     What rows share is computed again where a batch ends inside it, so questions are kept together,
     and then rollouts.
     """
-    order = sorted(useful, key=lambda i: rows[i].ids)
-    ids = [needed(rows[i]) for i in order]
+    tokens = {i: needed(rows[i]) for i in useful}
+    order = sorted(useful, key=tokens.__getitem__)
+    ids = [tokens[i] for i in order]
     again = [0, *(common(a, b) for a, b in pairwise(ids))]  # of row n, what n - 1 has too
     batches, start = [], 0
     while start < len(order):

@@ -71,7 +71,7 @@ class Layout:
         return self.masks[key]
 
 
-def lay_out(sequences: Sequence[Sequence[int]]) -> Layout:
+def lay_out(sequences: Sequence[list[int]]) -> Layout:
     """The prefix tree of token sequences, flat; equal sequences are one."""
     layout = Layout([], [], [[] for _ in sequences], [])
     last: Sequence[int] = ()
