@@ -100,7 +100,7 @@ class Batch:
     targets: torch.Tensor  # [N] ids
 
 
-def to_batch(rows: Sequence[Row], pad_id: int, device: torch.device, *, shared: bool) -> Batch:
+def to_batch(rows: Sequence[Row], pad_id: int, device: Any, *, shared: bool) -> Batch:
     """Lay out rows, each with a target at least."""
     places = [[i for i, is_target in enumerate(row.mask) if is_target] for row in rows]
     targets = [row.ids[i] for row, at in zip(rows, places, strict=True) for i in at]

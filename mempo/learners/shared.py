@@ -170,7 +170,7 @@ def _masked(
     return out.reshape(1, heads, size, -1).transpose(1, 2)
 
 
-def flat_inputs(layout: Layout, device: torch.device) -> dict[str, Any]:
+def flat_inputs(layout: Layout, device: Any) -> dict[str, Any]:
     """What a model is called with.
 
     The mask is one that transformers passes on as it is; without any it would make a dense one.
