@@ -60,16 +60,17 @@ def _shared_batches(rows: Sequence[Row], useful: list[int], micro_tokens: int) -
     again = [0, *(common(a, b) for a, b in pairwise(ids))]  # of row n, what n - 1 has too
     batches, start = [], 0
     while start < len(order):
-        held = [len(ids[start])]  # tokens of the batch by its last row
-        for n in range(start + 1, len(order)):
-            held.append(held[-1] + len(ids[n]) - again[n])
-            if held[-1] > micro_tokens:
-                held.pop()
-                late = [m for m in range(n, start, -1) if 2 * held[m - 1 - start] >= micro_tokens]
-                stop = min(late, key=lambda m: again[m], default=n)
+        held, stop = [len(ids[start])], start + 1  # tokens of the batch up to each of its rows
+        while stop < len(order):
+            new = len(ids[stop]) - again[stop]
+            if held[-1] + new > micro_tokens:
+                late = [
+                    m for m in range(stop, start, -1) if 2 * held[m - 1 - start] >= micro_tokens
+                ]
+                stop = min(late, key=again.__getitem__, default=stop)
                 break
-        else:
-            stop = len(order)
+            held.append(held[-1] + new)
+            stop += 1
         batches.append(MicroBatch(order[start:stop], held[stop - 1 - start]))
         start = stop
     return batches
