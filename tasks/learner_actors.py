@@ -95,7 +95,11 @@ class Learner(_Rank):
 
     @computing
     def score(self, path: Path, iteration: int) -> Metrics:
-        """Add P(answer | memory), P(answer | history) and the advantages to a rollout file."""
+        """Add P(answer | memory), P(answer | history) and the advantages to a rollout file.
+
+        `cost/scored_tokens` counts tokens that really went through the model: what rows share once
+        a micro-batch, padding not; so does `cost/trained_tokens` of `train`, all its passes.
+        """
         from mempo.credit.assign import assign_credit
         from mempo.credit.schedule import memory_weight, scoring
         from mempo.evaluation.memory_quality import scored_quality

@@ -144,9 +144,10 @@ class Learner(Settings):
         default=1, description="Optimiser steps per pass; split by trajectory."
     )
     micro_tokens: Positive = Field(
-        default=8192, description="Tokens (padding included) of one forward and backward pass."
+        default=8192,
+        description="Tokens of one forward and backward pass. What rows share at their beginning "
+        "counts once, and is computed again in each pass; padding counts.",
     )
-
     lora_rank: int = Field(
         default=0,
         ge=0,

@@ -36,8 +36,9 @@ def score_questions(
 ) -> list[list[list[tuple[float, float]]]]:
     """(P(answer | memory), P(answer | full history)) a step, by question, rollout and step.
 
-    groups: questions, each with the steps of its rollouts; all are scored in one pass over the
-    model. P is NaN where the step has no <mem> or the gold has no tokens, and P_full where it was
+    groups: questions, each with the steps of its rollouts. All rows are given to `logprobs` at
+    once, which computes what they share (the question, earlier history, equal memories) once.
+    P is NaN where the step has no <mem> or the gold has no tokens, and P_full where it was
     not asked for. The history of step t is all that came before it: the earlier steps' outputs
     and replies. Of several aliases the one likeliest under the memory counts, and the same one is
     used for the history.

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 
 from mempo.config import Learner
 from mempo.learners.optimizer import parameter_groups
-from mempo.learners.packing import logits_before, micro_batches, row_tensors, target_logits
+from mempo.learners.packing import Batch, logits_of, to_batch
 from mempo.learners.torch_learner import OPTIMIZER, Share, TorchLearner
 from mempo.policies.codec import Codec
 from mempo.policies.lora import is_adapter, merged_weights
@@ -35,8 +35,8 @@ class _Policy(torch.nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        return logits_before(self.model, ids, mask)
+    def forward(self, batch: Batch) -> torch.Tensor:
+        return logits_of(self.model, batch)
 
 
 def join_ranks(rank: int, ranks: int, address: str) -> None:
@@ -224,21 +224,20 @@ class DeepSpeedLearner(TorchLearner):
 
     def _shares(self, rows: Sequence[Row]) -> Iterator[Share]:
         """Every n-th micro-batch; all ranks get equally many, for each pass is a collective one."""
-        batches = list(micro_batches(rows, self.settings.micro_tokens))
-        self.tokens += sum(len(rows[i].ids) for batch in batches for i in batch)
+        batches = self._batches(rows)
         rounds = -(-len(batches) // self.ranks)
         for number in range(rounds):
             at, last = number * self.ranks + self.rank, number == rounds - 1
             if at < len(batches):
-                yield Share(batches[at], counts=True, last=last)
-            else:  # the shortest row
-                yield Share(batches[-1][-1:], counts=False, last=last)
+                yield Share(batches[at].rows, counts=True, last=last)
+            else:  # any row
+                yield Share(batches[-1].rows[-1:], counts=False, last=last)
 
     def _logits(self, model: Any, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
         if model is not self.model:  # the reference
-            return target_logits(model, rows, self.codec.pad_id)
-        ids, mask = (t.to(self.engine.device) for t in row_tensors(rows, self.codec.pad_id))
-        return self.engine(ids, mask), ids[:, 1:][mask[:, 1:]]
+            return super()._logits(model, rows)
+        batch = to_batch(rows, self.codec.pad_id, self.engine.device, shared=self.shared)
+        return self.engine(batch), batch.targets
 
     def _backward(self, objective: torch.Tensor, share: Share) -> None:
         self.engine.set_gradient_accumulation_boundary(share.last)

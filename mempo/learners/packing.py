@@ -1,18 +1,23 @@
-"""Sequences to tensors and back: the one place that knows the layout of a training batch.
+"""Rows to tensors and back: the one place that knows the layouts of a training batch.
 
-Rows are sorted by length, cut into micro-batches of a bounded number of tokens and padded on
-the right. Under a causal mask no token sees padding to its right, so no attention mask is
-needed and padding is decided by length alone, whatever id it carries. Logits are computed at the
-positions that are asked for and nowhere else.
+Shared (`mempo.learners.shared`): what rows have in common at their beginning stands there once.
+Padded, for models whose attention does not take that: rows sorted by length and padded on the
+right. Under a causal mask no token sees padding to its right, so no attention mask is needed
+and padding is decided by length alone, whatever id it carries. In both, micro-batches have a
+bounded number of tokens, and logits are computed at the positions that are asked for and
+nowhere else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
 
+from mempo.learners.shared import common, flat_inputs, lay_out
 from mempo.types import Row
 
 
@@ -26,53 +31,108 @@ def sampled_row(prompt_ids: Sequence[int], output_ids: Sequence[int], sampled: i
     return Row(ids, [n <= i < n + sampled for i in range(len(ids))])
 
 
-def micro_batches(rows: Sequence[Row], micro_tokens: int) -> Iterator[list[int]]:
-    """Indices of rows, longest first, in batches of at most `micro_tokens` padded tokens.
+@dataclass(frozen=True)
+class MicroBatch:
+    """Rows that go through the model together."""
+
+    rows: list[int]  # indices
+    tokens: int  # that go through it, padding excluded
+
+
+def micro_batches(rows: Sequence[Row], micro_tokens: int, *, shared: bool) -> list[MicroBatch]:
+    """Batches of at most `micro_tokens` tokens, padding included.
 
     A row longer than the budget is a batch of its own. Rows without a target are left out.
     """
-    order = sorted(
-        (i for i, row in enumerate(rows) if row.targets), key=lambda i: -len(rows[i].ids)
-    )
-    batch: list[int] = []
-    for i in order:
-        if batch and len(rows[batch[0]].ids) * (len(batch) + 1) > micro_tokens:
-            yield batch
-            batch = []
-        batch.append(i)
-    if batch:
-        yield batch
+    useful = [i for i, row in enumerate(rows) if row.targets]
+    return (_shared_batches if shared else _padded_batches)(rows, useful, micro_tokens)
+
+
+def _shared_batches(rows: Sequence[Row], useful: list[int], micro_tokens: int) -> list[MicroBatch]:
+    """In the order of the ids; a batch that is at least half full ends where least is shared.
+
+    What rows share is computed again where a batch ends inside it, so questions are kept together,
+    and then rollouts.
+    """
+    tokens = {i: needed(rows[i]) for i in useful}
+    order = sorted(useful, key=tokens.__getitem__)
+    ids = [tokens[i] for i in order]
+    again = [0, *(common(a, b) for a, b in pairwise(ids))]  # of row n, what n - 1 has too
+    batches, start = [], 0
+    while start < len(order):
+        held, stop = [len(ids[start])], start + 1  # tokens of the batch up to each of its rows
+        while stop < len(order):
+            new = len(ids[stop]) - again[stop]
+            if held[-1] + new > micro_tokens:
+                late = [
+                    m for m in range(stop, start, -1) if 2 * held[m - 1 - start] >= micro_tokens
+                ]
+                stop = min(late, key=again.__getitem__, default=stop)
+                break
+            held.append(held[-1] + new)
+            stop += 1
+        batches.append(MicroBatch(order[start:stop], held[stop - 1 - start]))
+        start = stop
+    return batches
+
+
+def _padded_batches(rows: Sequence[Row], useful: list[int], micro_tokens: int) -> list[MicroBatch]:
+    """Longest first."""
+    batches: list[list[int]] = []
+    for i in sorted(useful, key=lambda i: -len(rows[i].ids)):
+        if batches and len(rows[batches[-1][0]].ids) * (len(batches[-1]) + 1) <= micro_tokens:
+            batches[-1].append(i)
+        else:
+            batches.append([i])
+    return [MicroBatch(batch, sum(len(rows[i].ids) for i in batch)) for batch in batches]
+
+
+def needed(row: Row) -> list[int]:
+    """The tokens before the last target: none is predicted from what comes after them."""
+    return row.ids[: max(i for i, is_target in enumerate(row.mask) if is_target)]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows as tensors. N: all targets of all rows, row after row."""
+
+    inputs: dict[str, Any]  # what the model is called with
+    before: torch.Tensor  # [N] where, in its flattened output, each target is predicted
+    targets: torch.Tensor  # [N] ids
+
+
+def to_batch(rows: Sequence[Row], pad_id: int, device: Any, *, shared: bool) -> Batch:
+    """Lay out rows, each with a target at least."""
+    places = [[i for i, is_target in enumerate(row.mask) if is_target] for row in rows]
+    targets = [row.ids[i] for row, at in zip(rows, places, strict=True) for i in at]
+    if shared:
+        layout = lay_out([needed(row) for row in rows])
+        before = [w[i - 1] for w, at in zip(layout.where, places, strict=True) for i in at]
+        inputs = flat_inputs(layout, device)
+    else:
+        width = max(len(row.ids) for row in rows)
+        before = [n * width + i - 1 for n, at in enumerate(places) for i in at]
+        ids = [row.ids + [pad_id] * (width - len(row.ids)) for row in rows]
+        inputs = {"input_ids": torch.tensor(ids, device=device)}
+    return Batch(inputs, torch.tensor(before, device=device), torch.tensor(targets, device=device))
 
 
 def target_logits(
-    model: Any, rows: Sequence[Row], pad_id: int
+    model: Any, rows: Sequence[Row], pad_id: int, *, shared: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits that predict each target of `rows`, and the targets themselves.
 
     Returns ([N, V] in float32, [N] ids), N = all targets of all rows, row after row. Logit n is
     the model's output one position before target n.
     """
-    ids, mask = row_tensors(rows, pad_id)
-    device = next(model.parameters()).device
-    ids, mask = ids.to(device), mask.to(device)
-    return logits_before(model, ids, mask), ids[:, 1:][mask[:, 1:]]
+    batch = to_batch(rows, pad_id, next(model.parameters()).device, shared=shared)
+    return logits_of(model, batch), batch.targets
 
 
-def row_tensors(rows: Sequence[Row], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(ids, whether an id is a target), both [rows, longest], padded on the right."""
-    width = max(len(row.ids) for row in rows)
-    ids = torch.full((len(rows), width), pad_id)
-    mask = torch.zeros((len(rows), width), dtype=torch.bool)
-    for i, row in enumerate(rows):
-        ids[i, : len(row.ids)] = torch.tensor(row.ids)
-        mask[i, : len(row.ids)] = torch.tensor(row.mask)
-    return ids, mask
-
-
-def logits_before(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """[N, V] float32 logits one position before each of the N targets that `mask` marks."""
-    hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state  # [B, T, D]
-    return model.get_output_embeddings()(hidden[:, :-1][mask[:, 1:]]).float()
+def logits_of(model: Any, batch: Batch) -> torch.Tensor:
+    """[N, V] float32 logits of the N targets of a batch."""
+    hidden = model.base_model(use_cache=False, **batch.inputs).last_hidden_state  # [B, T, D]
+    return model.get_output_embeddings()(hidden.flatten(0, 1)[batch.before]).float()
 
 
 def check_supported(model: Any) -> None:

@@ -18,7 +18,8 @@ import torch
 from mempo.config import Learner, Loss
 from mempo.learners.loss import Targets, entropy, total_loss
 from mempo.learners.optimizer import MasterAdamW
-from mempo.learners.packing import check_supported, micro_batches, target_logits
+from mempo.learners.packing import MicroBatch, check_supported, micro_batches, target_logits
+from mempo.learners.shared import takes_segments
 from mempo.policies.codec import Codec
 from mempo.policies.distribution import Sampling, logprobs_of
 from mempo.policies.loading import load_into, recompute_activations
@@ -64,13 +65,14 @@ class TorchLearner:
     ):
         check_supported(model)
         self.model = model.eval()  # no dropout: the ratio of the first update is 1
+        self.shared = takes_segments(model)  # else rows are padded
         if settings.activation_checkpointing:
             recompute_activations(model)
         self.codec = codec
         self.settings = settings
         self.embedding_lr_factor = embedding_lr_factor
         self.reference = deepcopy(model).requires_grad_(False) if reference else None
-        self.tokens = 0  # tokens that went through the model, padding excluded
+        self.tokens = 0  # that went through the model: shared ones once a pass, no padding
 
     @cached_property
     def optimizer(self) -> MasterAdamW:
@@ -190,13 +192,18 @@ class TorchLearner:
 
     def _shares(self, rows: Sequence[Row]) -> Iterator[Share]:
         """The micro-batches that this process computes."""
-        batches = list(micro_batches(rows, self.settings.micro_tokens))
-        self.tokens += sum(len(rows[i].ids) for batch in batches for i in batch)
+        batches = self._batches(rows)
         for batch in batches:
-            yield Share(batch, counts=True, last=batch is batches[-1])
+            yield Share(batch.rows, counts=True, last=batch is batches[-1])
+
+    def _batches(self, rows: Sequence[Row]) -> list[MicroBatch]:
+        """The micro-batches of all processes, their tokens counted."""
+        batches = micro_batches(rows, self.settings.micro_tokens, shared=self.shared)
+        self.tokens += sum(batch.tokens for batch in batches)
+        return batches
 
     def _logits(self, model: Any, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
-        return target_logits(model, rows, self.codec.pad_id)
+        return target_logits(model, rows, self.codec.pad_id, shared=self.shared)
 
     def _backward(self, objective: torch.Tensor, share: Share) -> None:
         objective.backward()

@@ -41,9 +41,10 @@ def logprobs_of(
     s = sampling or Sampling()
     if s.memory_weight != 1:
         raise ValueError("a memory weight is for inference; its samples cannot be trained on")
-    scaled = logits / s.divisor
-    own = scaled.gather(-1, targets[:, None])
-    kept = truncate(scaled, top_p=s.top_p, top_k=s.top_k).scatter(-1, targets[:, None], own)
+    kept = logits if s.divisor == 1 else logits / s.divisor  # no copy of [N, V] without need
+    if s.top_p < 1 or s.top_k > 0:
+        own = kept.gather(-1, targets[:, None])
+        kept = truncate(kept, top_p=s.top_p, top_k=s.top_k).scatter(-1, targets[:, None], own)
     return kept.log_softmax(-1).gather(-1, targets[:, None])[:, 0]
 
 

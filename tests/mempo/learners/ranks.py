@@ -45,11 +45,11 @@ def policy() -> tuple[Any, Codec]:
 
 
 def batch(learner: TorchLearner, step: int) -> list[TrainRow]:
-    """Five rows: no number of ranks but one divides their micro-batches."""
+    """Five rows of two prompts: three micro-batches, which two ranks do not divide."""
     rng = np.random.default_rng(step)
+    prompts = rng.integers(3, 70, (2, 3)).tolist()
     rows = [
-        sampled_row(rng.integers(3, 70, 3).tolist(), rng.integers(3, 70, n).tolist(), n)
-        for n in (1, 3, 4, 5, 9)
+        sampled_row(prompts[n > 4], rng.integers(3, 70, n).tolist(), n) for n in (1, 3, 4, 5, 9)
     ]
     old, ref = learner.logprobs(rows), learner.logprobs(rows, reference=True)
     weights = token_weights([r.targets for r in rows], [0, 0, 1, 2, 2])

@@ -12,11 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mempo.learners.packing import (
+    MicroBatch,
     check_supported,
     micro_batches,
+    needed,
     sampled_row,
     target_logits,
 )
+from mempo.learners.shared import lay_out
 from mempo.policies.distribution import logprobs_of
 from mempo.policies.tiny import tiny_model
 from mempo.types import Row
@@ -38,11 +41,22 @@ def rows(draw: st.DrawFn) -> list[Row]:
     return made
 
 
+@st.composite
+def family(draw: st.DrawFn) -> list[Row]:
+    """Rows of few different tokens, so that they share a lot."""
+    made = []
+    for _ in range(draw(st.integers(0, 12))):
+        ids = draw(st.lists(st.integers(3, 4), min_size=2, max_size=12))
+        mask = draw(st.lists(st.booleans(), min_size=len(ids) - 1, max_size=len(ids) - 1))
+        made.append(Row(ids, [False, *mask]))
+    return made
+
+
 @given(rows(), st.integers(1, 80))
-def test_micro_batches_hold_every_row_with_targets_once_within_budget(
+def test_padded_batches_hold_every_row_with_targets_once_within_budget(
     made: list[Row], budget: int
 ) -> None:
-    batches = list(micro_batches(made, budget))
+    batches = [batch.rows for batch in micro_batches(made, budget, shared=False)]
     together = [i for batch in batches for i in batch]
     assert sorted(together) == [i for i, r in enumerate(made) if r.targets]
     lengths = [len(made[i].ids) for i in together]
@@ -52,13 +66,46 @@ def test_micro_batches_hold_every_row_with_targets_once_within_budget(
         assert padded <= budget or len(batch) == 1
 
 
-def test_micro_batches_by_hand() -> None:
+@given(family(), st.integers(1, 80))
+def test_shared_batches_hold_every_row_with_targets_once_within_budget(
+    made: list[Row], budget: int
+) -> None:
+    batches = micro_batches(made, budget, shared=True)
+    together = [i for batch in batches for i in batch.rows]
+    assert sorted(together) == [i for i, r in enumerate(made) if r.targets]
+    for batch in batches:
+        through = lay_out([needed(made[i]) for i in batch.rows]).ids
+        assert batch.tokens == len(through)
+        assert batch.tokens <= budget or len(batch.rows) == 1
+
+
+def test_padded_batches_by_hand() -> None:
     made = [row([3] * n, 1) for n in (2, 5, 4, 3)]
+
+    def batches(budget: int) -> list[list[int]]:
+        return [batch.rows for batch in micro_batches(made, budget, shared=False)]
+
     # longest first: 5 + 4 padded to 2 x 5 = 10; 3 + 2 padded to 2 x 3 = 6
-    assert list(micro_batches(made, 10)) == [[1, 2], [3, 0]]
-    assert list(micro_batches(made, 20)) == [[1, 2, 3, 0]]
-    assert list(micro_batches(made, 1)) == [[1], [2], [3], [0]]
-    assert list(micro_batches([], 10)) == []
+    assert batches(10) == [[1, 2], [3, 0]]
+    assert batches(20) == [[1, 2, 3, 0]]
+    assert batches(1) == [[1], [2], [3], [0]]
+    assert micro_batches([], 10, shared=False) == micro_batches([], 10, shared=True) == []
+
+
+def test_shared_batches_end_where_least_is_shared() -> None:
+    """Two questions, 3 3 3 3 and 4 4 4, each with two answers of two tokens."""
+    made = [row([*q, a, 9], len(q) + 1) for a in (5, 6) for q in ([3] * 4, [4] * 3)]
+    # without the last target: 3 3 3 3 5 | 6 and 4 4 4 5 | 6, 6 + 5 tokens
+    assert micro_batches(made, 11, shared=True) == [MicroBatch([0, 2, 1, 3], 11)]
+    # of 10 tokens the first question and an answer of the second would fit in
+    assert micro_batches(made, 10, shared=True) == [MicroBatch([0, 2], 6), MicroBatch([1, 3], 5)]
+    assert micro_batches(made, 5, shared=True) == [
+        MicroBatch([0], 5), MicroBatch([2], 5), MicroBatch([1, 3], 5)
+    ]  # fmt: skip
+
+
+def test_nothing_is_computed_after_the_last_target() -> None:
+    assert needed(row([3, 4, 5, 6, 7], 1, 3)) == [3, 4, 5]
 
 
 def test_a_sampled_row_masks_the_prompt_and_trains_all_samples() -> None:
