@@ -72,10 +72,16 @@ class DeepSpeedLearner(TorchLearner):
         settings: Learner,
         *,
         reference: bool = False,
+        previous: bool = False,
         embedding_lr_factor: float = 1.0,
     ):
         super().__init__(
-            model, codec, settings, reference=reference, embedding_lr_factor=embedding_lr_factor
+            model,
+            codec,
+            settings,
+            reference=reference,
+            previous=previous,
+            embedding_lr_factor=embedding_lr_factor,
         )
         import deepspeed
 
@@ -235,7 +241,7 @@ class DeepSpeedLearner(TorchLearner):
                 yield Share(batches[-1][-1:], counts=False, last=last)
 
     def _logits(self, model: Any, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
-        if model is not self.model:  # the reference
+        if model is not self.model:  # the reference, or the previous weights
             return target_logits(model, rows, self.codec.pad_id)
         ids, mask = (t.to(self.engine.device) for t in row_tensors(rows, self.codec.pad_id))
         return self.engine(ids, mask), ids[:, 1:][mask[:, 1:]]
