@@ -1,4 +1,9 @@
-"""The training loop: rollout -> score -> train -> (evaluate) -> (checkpoint) -> log."""
+"""The training loop: rollout -> score -> train -> (evaluate) -> (checkpoint) -> log.
+
+With `pipeline: one_step_off` the next rollout runs beside score and train, and the samplers take
+the new weights when both are over. So a checkpoint's next rollouts lie in the store already, and a
+resume goes on with these very ones.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isnan
 from pathlib import Path
 from typing import Any
@@ -30,7 +35,9 @@ from mempo.learners.checkpoint import (
 from tasks import placement, stages, store
 from tasks.placement import Models
 
-STAGE_TIMES = tuple(f"time/{stage}_s" for stage in ("rollout", "score", "train", "checkpoint"))
+STAGE_TIMES = tuple(
+    f"time/{stage}_s" for stage in ("rollout", "score", "train", "wait", "take_over", "checkpoint")
+)
 WEIGHTS = "weights.safetensors"  # on their way from the learner to the samplers
 
 
@@ -39,7 +46,8 @@ class Training:
     """A run in its models; `threads` are those of each actor, kept in every checkpoint.
 
     `watch` sees each evaluation during training, after a resume the last one once more, and may
-    stop the run there by raising `Pruned`.
+    stop the run there by raising `Pruned`. `ahead`: metrics of the next iteration's rollouts, where
+    these are in their file already.
     """
 
     experiment: Experiment
@@ -48,6 +56,7 @@ class Training:
     label: str
     threads: int
     watch: Watch | None = None
+    ahead: dict[str, float] = field(default_factory=dict)
 
     def run(self, begun: Begun | None) -> RunResult:
         """From the start, or from where it was cut off, to the last evaluation."""
@@ -75,6 +84,7 @@ class Training:
                 with _timed(metrics, "checkpoint"):
                     # Its metrics are not logged yet: a kill before they are must not lose them.
                     state = {"threads": self.threads, "metrics": metrics, "measured": measured}
+                    state["ahead"] = dict(self.ahead)
                     checkpoint = self._checkpoint(done, state)
             metrics = _with_total_time(metrics)
             self.record.log(metrics, done)
@@ -97,6 +107,8 @@ class Training:
         say(f"going on after iteration {done} of {self.experiment.iterations}", self.label)
         where = (begun.folder, self.record.folder / WEIGHTS)
         stages.run(stages.restore, self.experiment.cluster, self.models, *where, done)
+        if self._rollouts(done + 1).is_file():  # sampled by the weights before: as they were
+            self.ahead.update(begun.state.get("ahead", {}))
         self.record.log(_with_total_time(begun.state["metrics"]), done)
         self._note(begun.folder, done, begun.state)
         self._show(done, begun.state["measured"])  # it may have been cut off before
@@ -109,15 +121,28 @@ class Training:
     def _iterate(self, number: int) -> dict[str, float]:
         """Iteration `number`, from 1: its files and metrics carry it; draws count from 0."""
         given, index = (self.experiment.cluster, self.models), number - 1
-        path = store.iteration_folder(self.record.run_id, number) / "rollouts.parquet"
-        metrics: dict[str, float] = {}
-        with _timed(metrics, "rollout"):
-            metrics |= stages.run(stages.rollout, *given, path, index)
+        path, weights = self._rollouts(number), self.record.folder / WEIGHTS
+        overlap = self.experiment.pipeline == "one_step_off" and number < self.experiment.iterations
+        metrics, audited = dict(self.ahead), bool(self.ahead)
+        self.ahead.clear()
+        if not audited:
+            with _timed(metrics, "rollout"):
+                metrics |= stages.run(stages.rollout, *given, path, index)
+        ahead = self._rollouts(number + 1)
+        sampled = stages.start(stages.rollout, *given, ahead, number) if overlap else None
         with _timed(metrics, "score"):
             metrics |= stages.run(stages.score, *given, path, index)
         with _timed(metrics, "train"):
-            weights = self.record.folder / WEIGHTS
-            metrics |= stages.run(stages.train, *given, path, weights, index)
+            of_audit = metrics.get("cost/trained_tokens", 0.0)
+            arguments = (path, None if overlap else weights, index, audited)
+            metrics |= stages.run(stages.train, *given, *arguments)
+            metrics["cost/trained_tokens"] += of_audit
+        if sampled:  # samplers change weights between generations, never in one
+            with _timed(metrics, "wait"):
+                self.ahead.update(sampled())
+            with _timed(metrics, "take_over"):
+                found = stages.run(stages.take_over, *given, ahead, weights, number)
+                self.ahead.update(found)
         metrics["cost/usd"] = usd(metrics, self.experiment.price)
         warn_cut_off(metrics["rollout/truncated_frac"], "rollouts")
         if metrics.get("loss/pairs") == 0:
@@ -128,6 +153,9 @@ class Training:
                 "rollout.resample"
             )
         return metrics
+
+    def _rollouts(self, number: int) -> Path:
+        return store.iteration_folder(self.record.run_id, number) / "rollouts.parquet"
 
     def _evaluate(self, step: int, label: str) -> dict[str, float]:
         return evaluate_policy(self.experiment, self.record, self.models, step, label)
@@ -161,9 +189,8 @@ class Training:
     def _show_last_rollouts(self) -> None:
         """One group of the last iteration, with its advantages, for the trajectory page."""
         e = self.experiment
-        folder = store.iteration_folder(self.record.run_id, e.iterations)
         call = self.models.samplers[0].describe.remote(
-            folder / "rollouts.parquet", e.rollout.group_size
+            self._rollouts(e.iterations), e.rollout.group_size
         )
         shown = placement.wait(call, e.cluster, "describe")
         self.record.tracker.log_text(
@@ -179,7 +206,10 @@ def _timed(metrics: dict[str, float], stage: str) -> Iterator[None]:
 
 
 def _with_total_time(metrics: dict[str, float]) -> dict[str, float]:
-    total = sum(v for k, v in metrics.items() if k in STAGE_TIMES)
+    """The stages' times added up; rollouts that were sampled ahead took theirs beside others."""
+    beside = metrics.get("staleness/steps", 0.0) > 0
+    counted = set(STAGE_TIMES) - ({"time/rollout_s"} if beside else set())
+    total = sum(v for k, v in metrics.items() if k in counted)
     return {**metrics, "time/iteration_s": total}
 
 

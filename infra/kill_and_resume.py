@@ -1,6 +1,7 @@
 """Kill a training run again and again, resume it, and compare it with one that was left alone.
 
     python infra/kill_and_resume.py --kills 20
+    python infra/kill_and_resume.py --set pipeline=one_step_off --set loss.importance=truncated
 
 A small run (float32, transformers sampler) is done once without a break and once with SIGKILLs at
 random moments: in turn inside the rollout, scoring, training, the checkpoint's write and between
@@ -154,9 +155,10 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--iterations", type=int, default=0, help="default: one a kill, at least 4")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    parser.add_argument("--set", action="append", default=[], help="a further setting of the run")
     given = parser.parse_args()
     iterations = given.iterations or max(given.kills, 4)
-    settings = [f"--set={s}" for s in (*SETTINGS, f"iterations={iterations}")]
+    settings = [f"--set={s}" for s in (*SETTINGS, f"iterations={iterations}", *given.set)]
     draw = random.Random(given.seed)
     with tempfile.TemporaryDirectory(prefix="mempo-kills-") as folder:
         whole, broken = Path(folder) / "whole", Path(folder) / "broken"

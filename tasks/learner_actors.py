@@ -91,7 +91,8 @@ class Learner(_Rank):
         self.codec = load_codec(e.policy, e.environment)
         # The reference is a copy of the model, which only training reads.
         reference = e.loss.needs_reference and e.iterations > 0
-        self.learner = self._make(e.learner, self.codec, reference=reference)
+        previous = e.pipeline == "one_step_off" and e.iterations > 1
+        self.learner = self._make(e.learner, self.codec, reference=reference, previous=previous)
 
     @computing
     def score(self, path: Path, iteration: int) -> Metrics:
@@ -152,13 +153,15 @@ class Learner(_Rank):
         return {"cost/scored_tokens": float(self.learner.tokens - before)}
 
     @computing
-    def train(self, path: Path, iteration: int) -> Metrics:
-        """Update on a scored rollout file."""
+    def train(self, path: Path, iteration: int, audited: bool = False) -> Metrics:
+        """Update on a scored rollout file; `audited`: by `audit`, for older weights sampled it."""
         from mempo.learners.iteration import train_on
         from mempo.records import read_rollouts
 
         trajectories, credit = read_rollouts(path)
         before = self.learner.tokens
+        if self.learner.previous is not None:
+            self.learner.keep()
         adv_mem: Any = credit["adv_mem"]
         if "adv_facts" in credit:
             adv_mem = list(zip(credit["adv_summary"], credit["adv_facts"], strict=True))
@@ -169,7 +172,18 @@ class Learner(_Rank):
             adv_mem,
             self.experiment,
             iteration,
+            audited=audited,
         )
+        return {**metrics, "cost/trained_tokens": float(self.learner.tokens - before)}
+
+    @computing
+    def audit(self, path: Path) -> Metrics:
+        """Audit a rollout file that was sampled by the weights before the last update."""
+        from mempo.learners.iteration import audit_rollouts
+        from mempo.records import read_rollouts
+
+        before = self.learner.tokens
+        metrics = audit_rollouts(self.learner, read_rollouts(path)[0], self.experiment)
         return {**metrics, "cost/trained_tokens": float(self.learner.tokens - before)}
 
     def publish(self, weights: Path) -> Any:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -78,21 +80,38 @@ def _tell(stage_name: str, metrics: Metrics) -> Metrics:
 
 def run(stage_task: Any, *args: Any) -> Any:
     """Run a stage on a Ray worker and wait for its result."""
+    return start(stage_task, *args)()
+
+
+def start(stage_task: Any, *args: Any) -> Callable[[], Any]:
+    """Begin a stage on a Ray worker; the call that waits for its result."""
     check_stop()
+    with _lost_models(stage_task), remote_options(num_cpus=0, max_retries=0):
+        future = stage_task.submit(*args)
+
+    def finish() -> Any:
+        with _lost_models(stage_task):
+            return future.result()
+
+    return finish
+
+
+@contextmanager
+def _lost_models(stage_task: Any) -> Iterator[None]:
+    """ModelLost where what fails is the worker or the node that runs a stage."""
     try:
-        with remote_options(num_cpus=0, max_retries=0):
-            return stage_task.submit(*args).result()
+        yield
     except Exception as error:
         check_stop()  # then what failed is only that its models were killed
         if isinstance(error, RayError) and not isinstance(error, RayTaskError):
-            # The worker or the node that ran the stage, not the stage itself.
             raise ModelLost(f"{stage_task.name}: {type(error).__name__}") from error
         raise
 
 
 @stage("rollout", retries=2)
 def rollout(cluster: Cluster, models: Models, path: Path, iteration: int) -> Metrics:
-    """Sample an iteration's trajectories into `path`."""
+    """Sample an iteration's trajectories into `path`; `time/rollout_s` is what that took."""
+    begun = time.monotonic()
     files = _parts(path, models)
     for file in files:  # of a life that was cut off
         thrown(file).unlink(missing_ok=True)
@@ -108,7 +127,7 @@ def rollout(cluster: Cluster, models: Models, path: Path, iteration: int) -> Met
         kept = merge_rollouts(files, path)
         metrics = sampled_metrics(kept, merge_rollouts(away, thrown(path)) if away else [])
     thrown(path).unlink(missing_ok=True)
-    return _tell("rollout", metrics)
+    return _tell("rollout", {**metrics, "time/rollout_s": time.monotonic() - begun})
 
 
 @stage("score")
@@ -118,11 +137,31 @@ def score(cluster: Cluster, models: Models, path: Path, iteration: int) -> Metri
 
 
 @stage("train")
-def train(cluster: Cluster, models: Models, path: Path, weights: Path, iteration: int) -> Metrics:
-    """Update the learner on `path`, and bring the new weights to the samplers."""
-    metrics = _learn(cluster, models, "train", path, iteration)
-    _sync(cluster, models, weights, iteration + 1)
+def train(
+    cluster: Cluster,
+    models: Models,
+    path: Path,
+    weights: Path | None,
+    iteration: int,
+    audited: bool = False,
+) -> Metrics:
+    """Update the learner on `path`, and bring the new weights to the samplers.
+
+    weights: their file on the way; None where the samplers are at work, and `take_over` follows.
+    audited: `take_over` has audited the rollouts.
+    """
+    metrics = _learn(cluster, models, "train", path, iteration, audited)
+    if weights:
+        _sync(cluster, models, weights, iteration + 1)
     return _tell("train", metrics)
+
+
+@stage("take over")
+def take_over(cluster: Cluster, models: Models, path: Path, weights: Path, version: int) -> Metrics:
+    """Audit the rollouts in `path`, sampled during an update; then the samplers get its weights."""
+    metrics = _learn(cluster, models, "audit", path)
+    _sync(cluster, models, weights, version)
+    return _tell("take over", metrics)
 
 
 @stage("restore")

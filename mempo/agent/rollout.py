@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from mempo.agent.protocol import head_ids
 from mempo.agent.trajectory import Live, Rules
@@ -15,18 +15,11 @@ from mempo.policies.codec import Codec
 from mempo.policies.distribution import Sampling
 from mempo.types import Completion, Question, Request, Trajectory
 
-TOOL_THREADS = 16  # calls of tools under way at once, beside an engine
+TOOL_THREADS = 16  # calls of tools under way at once, beside the sampler
 
 
 class Sampler(Protocol):
-    """Token ids in, token ids and log-probs out; one completion a request, in order."""
-
-    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]: ...
-
-
-@runtime_checkable
-class Engine(Protocol):
-    """A sampler that takes further requests while it decodes."""
+    """Token ids in, token ids and log-probs out; it takes further requests while it decodes."""
 
     def submit(self, number: int, request: Request, sampling: Sampling) -> None:
         """Begin with a request; `number` tells its completion from the others'."""
@@ -39,7 +32,7 @@ class Engine(Protocol):
 
 def run_trajectories(
     world: World,
-    sampler: Sampler | Engine,
+    sampler: Sampler,
     codec: Codec,
     questions: Sequence[Question],
     *,
@@ -59,8 +52,10 @@ def run_trajectories(
     others go on. If no tool call at all has succeeded, the tool is down: ConnectionError. A failure
     of `reward.function` or `agent.function` is a fault of the code and stops all: ValueError.
 
-    An `Engine` gets each step as soon as the one before it is over, whatever the others do, and
-    calls of tools are made beside it; a plain `Sampler` gets the steps of all rollouts together.
+    Each goes on at its own pace: its next step begins when the one before it is over, whatever the
+    others do. Calls of a tool that waits are made beside the sampler. Then steps decode together as
+    replies happen to come, and with them the last bits of log-probs; else all is a function of the
+    arguments.
     """
     rules = Rules(codec, agent, rollout, key, version, sampling.memory_weight != 1)
     lives = [
@@ -68,44 +63,18 @@ def run_trajectories(
         for q in questions
         for g in range(group_size)
     ]
-    report = progress or (lambda done, of: None)
-    if isinstance(sampler, Engine):
-        _run_freely(world, sampler, lives, sampling, report)
-    else:
-        _run_together(world, sampler, lives, sampling, report)
+    _run(world, sampler, lives, sampling, progress or (lambda done, of: None))
     return [live.finished(reward) for live in lives]
 
 
-def _run_together(
+def _run(
     world: World,
     sampler: Sampler,
     lives: Sequence[Live],
     sampling: Sampling,
     report: Callable[[int, int], None],
 ) -> None:
-    """Step by step: all first steps, all calls of tools, all second steps, and so on."""
-    served = 0
-    while active := [live for live in lives if live.status is None]:
-        report(len(lives) - len(active), len(lives))
-        ready = [(live, request) for live in active if (request := live.request()) is not None]
-        completions = sampler.generate([request for _, request in ready], sampling)
-        for (live, request), completion in zip(ready, completions, strict=True):
-            live.take(request, completion)
-        calling = [live for live, _ in ready if live.calling]
-        replies = _reply(world, calling) if calling else []
-        for live, reply in zip(calling, replies, strict=True):
-            live.receive(reply)
-        served += _check_tool(replies, served)
-
-
-def _run_freely(
-    world: World,
-    engine: Engine,
-    lives: Sequence[Live],
-    sampling: Sampling,
-    report: Callable[[int, int], None],
-) -> None:
-    """Each at its own pace: a slow tool call, or a long step, holds up nobody else."""
+    """All trajectories to their end."""
     decoding: dict[int, Request] = {}
     calls: dict[Future[list[str | ToolError]], Live] = {}
     number = {id(live): n for n, live in enumerate(lives)}
@@ -114,28 +83,37 @@ def _run_freely(
     def begin(live: Live) -> None:
         if (request := live.request()) is not None:
             decoding[number[id(live)]] = request
-            engine.submit(number[id(live)], request, sampling)
+            sampler.submit(number[id(live)], request, sampling)
+
+    def receive(live: Live, reply: str | ToolError) -> None:
+        replies.append(reply)
+        live.receive(reply)
+        if live.status is None:
+            begin(live)
 
     with ThreadPoolExecutor(TOOL_THREADS) as pool:
         for live in lives:
             begin(live)
         while decoding or calls:
-            for n, completion in engine.poll() if decoding else ():
+            calling: list[Live] = []
+            for n, completion in sampler.poll() if decoding else ():
                 live = lives[n]
                 live.take(decoding.pop(n), completion)
                 if live.calling:
-                    calls[pool.submit(_reply, world, [live])] = live
+                    calling.append(live)
                 elif live.status is None:
                     begin(live)
+            if world.waits:
+                calls |= {pool.submit(_reply, world, [live]): live for live in calling}
+            elif calling:
+                for live, reply in zip(calling, _reply(world, calling), strict=True):
+                    receive(live, reply)
+            report(len(lives) - len(decoding) - len(calls), len(lives))
             over = wait(calls, timeout=0 if decoding else None, return_when=FIRST_COMPLETED).done
             for call in over:
-                live = calls.pop(call)
-                replies += call.result()
-                live.receive(replies[-1])
-                if live.status is None:
-                    begin(live)
-            report(len(lives) - len(decoding) - len(calls), len(lives))
-    _check_tool(replies, 0)
+                (reply,) = call.result()
+                receive(calls.pop(call), reply)
+    _check_tool(replies)
 
 
 def _reply(world: World, calling: Sequence[Live]) -> list[str | ToolError]:
@@ -146,12 +124,8 @@ def _reply(world: World, calling: Sequence[Live]) -> list[str | ToolError]:
     )
 
 
-def _check_tool(replies: Sequence[str | ToolError], served: int) -> int:
-    """How many of the replies are no errors; ConnectionError where no call has ever succeeded.
-
-    served: how many did before.
-    """
+def _check_tool(replies: Sequence[str | ToolError]) -> None:
+    """ConnectionError where there were calls and none of them has succeeded."""
     errors = [reply for reply in replies if isinstance(reply, ToolError)]
-    if errors and len(errors) == len(replies) and not served:
+    if errors and len(errors) == len(replies):
         raise ConnectionError(f"all {len(errors)} tool calls failed; the first: {errors[0]}")
-    return len(replies) - len(errors)

@@ -180,8 +180,9 @@ class Rollout(Settings):
 
     engine: Literal["transformers", "vllm"] = Field(
         default="transformers",
-        description="The sampler. 'vllm' (an extra of its own, `mempo doctor` says which) decodes "
-        "each trajectory at its own pace and keeps prefixes.",
+        description="The sampler. Both decode each trajectory at its own pace; 'transformers' "
+        "computes the prompt of a group once, 'vllm' (an extra of its own, `mempo doctor` says "
+        "which) keeps all prefixes.",
     )
     cache_gib: float = Field(
         default=0.0,

@@ -21,6 +21,14 @@ class Experiment(Settings):
         default=0, description="One seed for the run; every draw is a function of it."
     )
     iterations: int = Field(default=24, ge=0, description="RL iterations; 0 only evaluates.")
+    pipeline: Literal["sync", "one_step_off"] = Field(
+        default="sync",
+        description="'one_step_off' samples the next iteration's rollouts while this one trains: "
+        "by weights one update older than those that then train on them (`staleness/steps`), so it "
+        "needs loss.importance 'truncated' (DPO does not). The learner keeps a copy of those "
+        "weights for the audit. It gains where samplers and learner have cores or GPUs of their "
+        "own, or where tool calls wait.",
+    )
     environment: Environment = Environment()
     policy: Policy = Policy()
     agent: Agent = Agent()
@@ -53,6 +61,11 @@ class Experiment(Settings):
             raise ValueError(
                 f"cluster.learners is {self.cluster.learners}, and learner.backend 'torch' is one "
                 "process; set it to 'deepspeed', or cluster.learners to 1"
+            )
+        if self.pipeline != "sync" and not self.loss.corrected and self.loss.policy != "dpo":
+            raise ValueError(
+                f"pipeline '{self.pipeline}' trains on rollouts of older weights, which "
+                "loss.importance 'truncated' corrects for; set it, or pipeline to 'sync'"
             )
         if self.rollout.engine == "vllm" and self.rollout.temperature > 2:
             raise ValueError(

@@ -42,6 +42,8 @@ def _words(count: int, ending: str, setting: str) -> list[str]:
 class AtlasWorld:
     """A `World` with endless questions. Facts of a question follow from its id alone."""
 
+    waits = False
+
     def __init__(self, settings: Environment):
         self.settings = settings
         self.entities = _words(settings.entities, "n", "entities")

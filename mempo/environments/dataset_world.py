@@ -91,6 +91,11 @@ class DatasetWorld:
             train, test = self._solved(train, corpus), self._solved(test, corpus)
         self._pools: dict[Split, list[Question]] = {"train": train, "test": test}
 
+    @property
+    def waits(self) -> bool:
+        """Whether a server answers; an index in this process does so at once."""
+        return self._settings.retriever != "bm25"
+
     def pool(self, split: Split) -> list[Question]:
         """Every question of a split, in the order of the file."""
         return list(self._pools[split])

@@ -17,6 +17,8 @@ class OwnTool:
         self._world, self._path = world, path
         self._function = own.load("environment.tool", path)
 
+    waits = True
+
     def questions(
         self, split: Split, count: int, *, objectives: int, key: tuple[str | int, ...]
     ) -> list[Question]:

@@ -17,6 +17,11 @@ class ToolError(Exception):
 class World(Protocol):
     """What the agent loop needs of an environment; `atlas` and `datasets` are the two there are."""
 
+    @property
+    def waits(self) -> bool:
+        """Whether a reply takes time beside which others can compute: a server, own code."""
+        ...
+
     def questions(
         self, split: Split, count: int, *, objectives: int, key: tuple[str | int, ...]
     ) -> list[Question]:

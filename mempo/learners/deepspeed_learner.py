@@ -72,10 +72,16 @@ class DeepSpeedLearner(TorchLearner):
         settings: Learner,
         *,
         reference: bool = False,
+        previous: bool = False,
         embedding_lr_factor: float = 1.0,
     ):
         super().__init__(
-            model, codec, settings, reference=reference, embedding_lr_factor=embedding_lr_factor
+            model,
+            codec,
+            settings,
+            reference=reference,
+            previous=previous,
+            embedding_lr_factor=embedding_lr_factor,
         )
         import deepspeed
 
@@ -234,7 +240,7 @@ class DeepSpeedLearner(TorchLearner):
                 yield Share(batches[-1].rows[-1:], counts=False, last=last)
 
     def _logits(self, model: Any, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
-        if model is not self.model:  # the reference
+        if model is not self.model:  # the reference, or the previous weights
             return super()._logits(model, rows)
         batch = to_batch(rows, self.codec.pad_id, self.engine.device, shared=self.shared)
         return self.engine(batch), batch.targets

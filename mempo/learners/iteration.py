@@ -18,7 +18,7 @@ from mempo.learners.loss import token_weights, truncated_importance
 from mempo.learners.packing import sampled_row
 from mempo.learners.torch_learner import TorchLearner, TrainRow
 from mempo.policies.distribution import Sampling
-from mempo.types import Trajectory
+from mempo.types import Row, Trajectory
 
 SHOWN = (  # of an optimiser step's results, as metrics loss/...
     *("policy", "kl", "clip_frac", "ratio_mean", "entropy", "grad_norm"),
@@ -37,55 +37,48 @@ def train_on(
     adv_mem: Sequence[float] | Sequence[Sequence[float]],
     experiment: Experiment,
     iteration: int,
+    *,
+    audited: bool = False,
 ) -> dict[str, float]:
     """Audit, then `epochs` x `minibatches` optimiser steps.
 
     adv_*: a value a step, in order; of a memory of two grains one a grain.
+    audited: older weights sampled the trajectories, and `audit_rollouts` has audited them by those.
 
-    Returns the iteration's metrics. Minibatches are split by trajectory, in an order drawn from
-    (seed, iteration, epoch). A trajectory without a finite reward is audited, but neither trained
-    nor counted in the loss's N (`rollout/missing_reward` counts it). A step without a trained
-    token is counted (`loss/empty_steps`) and named in a warning; so is one without the sampler's
-    log-probs (`audit/missing_steps`), which is trained unaudited. With loss.importance
-    'truncated' such a step is a ValueError, and what is trained is the whole distribution at the
-    sampling temperature; the audit stays with the one sampled from.
+    Returns the iteration's metrics; `staleness/steps` is the mean number of updates between the
+    weights that sampled a step and those that train on it (version `iteration`). Minibatches are
+    split by trajectory, in an order drawn from (seed, iteration, epoch). A trajectory without a
+    finite reward is audited, but neither trained nor counted in the loss's N
+    (`rollout/missing_reward` counts it). A step without a trained token is counted
+    (`loss/empty_steps`) and named in a warning; so is one without the sampler's log-probs
+    (`audit/missing_steps`), which is trained unaudited. With loss.importance 'truncated' such a
+    step is a ValueError, and what is trained is the whole distribution at the sampling temperature;
+    the audit stays with the one sampled from.
     """
-    rollout, settings = experiment.rollout, experiment.loss
-    sampled_from = Sampling(rollout.temperature, rollout.top_p, rollout.top_k)
+    settings = experiment.loss
+    sampled_from = _sampled_from(experiment)
     corrected = settings.corrected
-    sampling = Sampling(rollout.temperature) if corrected else sampled_from
+    sampling = Sampling(experiment.rollout.temperature) if corrected else sampled_from
     steps = [(n, s) for n, t in enumerate(trajectories) for s in t.steps]
-    names = [
-        f"{t.question.id} rollout {t.rollout} step {at}"
-        for t in trajectories
-        for at in range(len(t.steps))
-    ]
+    names = _names(trajectories)
     silent = [i for i, (_, s) in enumerate(steps) if s.output_ids and not s.logprobs]
     if silent and corrected:
         raise ValueError(
             f"{names[silent[0]]}: the sampler's log-probs are missing, and loss.importance "
             "'truncated' needs them; set it to 'none', or use an engine that returns them"
         )
-    rows = [
-        sampled_row(s.prompt_ids, s.output_ids, len(s.logprobs or s.output_ids)) for _, s in steps
-    ]
+    rows = _rows(trajectories)
     empty = [i for i, row in enumerate(rows) if not row.targets]
     _warn("have no trained token", [names[i] for i in empty])
     _warn("come without the sampler's log-probs, unaudited", [names[i] for i in silent])
     old = learner.logprobs(rows, sampling)
-    seen = old if sampling == sampled_from else learner.logprobs(rows, sampled_from)
-    spoken = [i for i, (_, s) in enumerate(steps) if s.logprobs or not s.output_ids]
     metrics: dict[str, float] = {}
-    if spoken or not silent:  # a difference of 0 would be a proof that nobody gave
-        metrics = audit(
-            [seen[i] for i in spoken],
-            [steps[i][1].logprobs for i in spoken],
-            [names[i] for i in spoken],
-            experiment.audit,
-            exact=experiment.policy.dtype == "float32",
-        )
-    metrics["audit/missing_steps"] = float(len(silent))
+    if not audited:
+        seen = old if sampling == sampled_from else learner.logprobs(rows, sampled_from)
+        metrics = _audit_steps(seen, trajectories, experiment)
     metrics["loss/empty_steps"] = float(len(empty))
+    ages = [iteration - s.policy_version for _, s in steps]
+    metrics["staleness/steps"] = float(np.mean(ages)) if ages else 0.0
     reference = None
     if settings.needs_reference:
         reference = learner.logprobs(rows, sampling, reference=True)
@@ -160,6 +153,55 @@ def _prefer(
             results.append(dpo_update(learner, lived, chosen, beta=beta, sampling=sampling))
             results[-1]["pairs"] = float(len(chosen))
     return results
+
+
+def audit_rollouts(
+    learner: TorchLearner, trajectories: Sequence[Trajectory], experiment: Experiment
+) -> dict[str, float]:
+    """The audit of rollouts that were sampled while the learner trained: by its weights before."""
+    seen = learner.logprobs(_rows(trajectories), _sampled_from(experiment), previous=True)
+    return _audit_steps(seen, trajectories, experiment)
+
+
+def _audit_steps(
+    seen_S: Sequence[np.ndarray], trajectories: Sequence[Trajectory], experiment: Experiment
+) -> dict[str, float]:
+    """Audit the steps that have log-probs of the sampler, and count those that lack them."""
+    steps, names = [s for t in trajectories for s in t.steps], _names(trajectories)
+    spoken = [i for i, s in enumerate(steps) if s.logprobs or not s.output_ids]
+    metrics: dict[str, float] = {}
+    if spoken or not steps:  # a difference of 0 would be a proof that nobody gave
+        metrics = audit(
+            [seen_S[i] for i in spoken],
+            [steps[i].logprobs for i in spoken],
+            [names[i] for i in spoken],
+            experiment.audit,
+            exact=experiment.policy.dtype == "float32",
+        )
+    return {**metrics, "audit/missing_steps": float(len(steps) - len(spoken))}
+
+
+def _rows(trajectories: Sequence[Trajectory]) -> list[Row]:
+    """A row a step, in order."""
+    return [
+        sampled_row(s.prompt_ids, s.output_ids, len(s.logprobs or s.output_ids))
+        for t in trajectories
+        for s in t.steps
+    ]
+
+
+def _names(trajectories: Sequence[Trajectory]) -> list[str]:
+    """What a step is called, in order."""
+    return [
+        f"{t.question.id} rollout {t.rollout} step {at}"
+        for t in trajectories
+        for at in range(len(t.steps))
+    ]
+
+
+def _sampled_from(experiment: Experiment) -> Sampling:
+    rollout = experiment.rollout
+    return Sampling(rollout.temperature, rollout.top_p, rollout.top_k)
 
 
 def audit(

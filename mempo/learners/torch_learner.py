@@ -6,6 +6,7 @@ It is blind to algorithms: rows, advantages and weights come in, an update and m
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
@@ -61,6 +62,7 @@ class TorchLearner:
         settings: Learner,
         *,
         reference: bool = False,
+        previous: bool = False,
         embedding_lr_factor: float = 1.0,
     ):
         check_supported(model)
@@ -72,6 +74,7 @@ class TorchLearner:
         self.settings = settings
         self.embedding_lr_factor = embedding_lr_factor
         self.reference = deepcopy(model).requires_grad_(False) if reference else None
+        self.previous = deepcopy(model).requires_grad_(False) if previous else None
         self.tokens = 0  # that went through the model: shared ones once a pass, no padding
 
     @cached_property
@@ -81,13 +84,23 @@ class TorchLearner:
 
     @torch.no_grad()
     def logprobs(
-        self, rows: Sequence[Row], sampling: Sampling | None = None, *, reference: bool = False
+        self,
+        rows: Sequence[Row],
+        sampling: Sampling | None = None,
+        *,
+        reference: bool = False,
+        previous: bool = False,
     ) -> list[np.ndarray]:
-        """[targets] log-probs of each row's targets; temperature 1, whole vocabulary by default."""
-        model = self.reference if reference else self.model
+        """[targets] log-probs of each row's targets; temperature 1, whole vocabulary by default.
+
+        Of the policy, of the reference, or of the policy as `keep` found it.
+        """
+        model = self.reference if reference else self.previous if previous else self.model
         if model is None:
             raise ValueError(
                 "this learner was made without a reference policy (loss.kl is 0, and no dpo)"
+                if reference
+                else "this learner was made without a copy of previous weights (pipeline is sync)"
             )
         results: dict[int, np.ndarray] = {}
         for share in self._shares(rows):
@@ -99,6 +112,16 @@ class TorchLearner:
                 results |= zip(share.rows, parts, strict=True)
         results = self._joined(results)
         return [results.get(i, np.zeros(0, dtype=np.float32)) for i in range(len(rows))]
+
+    @torch.no_grad()
+    def keep(self) -> None:
+        """Remember the weights as they are now, for `logprobs(previous=True)`."""
+        assert self.previous is not None
+        pairs = zip(self.previous.parameters(), self.model.parameters(), strict=True)
+        for copy, p in pairs:
+            if p.requires_grad:
+                with self._gathered([p]):
+                    copy.copy_(p)
 
     def update(
         self, rows: Sequence[TrainRow], loss: Loss, sampling: Sampling | None = None
@@ -204,6 +227,10 @@ class TorchLearner:
 
     def _logits(self, model: Any, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
         return target_logits(model, rows, self.codec.pad_id, shared=self.shared)
+
+    def _gathered(self, parameters: Sequence[torch.nn.Parameter]) -> Any:
+        """The block in which these parameters are whole."""
+        return nullcontext()
 
     def _backward(self, objective: torch.Tensor, share: Share) -> None:
         objective.backward()

@@ -7,19 +7,16 @@ from pathlib import Path
 from typing import Protocol
 
 from mempo.agent.protocol import stop_strings
+from mempo.agent.rollout import Sampler
 from mempo.config import Experiment
 from mempo.policies.codec import Codec
-from mempo.policies.distribution import Sampling
 from mempo.policies.loading import load_model
 from mempo.policies.shipped import model_path
 from mempo.samplers.hf import TransformersSampler
-from mempo.types import Completion, Request
 
 
-class PolicySampler(Protocol):
+class PolicySampler(Sampler, Protocol):
     """A sampler of a policy whose weights change."""
-
-    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]: ...
 
     def load(self, weights: Path) -> str:
         """Take new weights in place; the digest of what was read."""

@@ -21,7 +21,7 @@ _WORKER = "mempo.samplers.vllm_worker.PolicyWorker"
 
 
 class VllmSampler:
-    """An `Engine` of the agent loop over vLLM's own.
+    """Decodes with vLLM's engine.
 
     Args:
         model: folder or hub name of the policy.

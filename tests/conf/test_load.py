@@ -276,6 +276,15 @@ def test_settings_of_deepspeed_are_a_name_a_file_or_json(tmp_path):
         load("demo", overrides=["cluster.learners=2"])
 
 
+def test_rollouts_of_older_weights_need_their_correction():
+    off = "pipeline=one_step_off"
+    with pytest.raises(ConfigError, match=r"loss.importance 'truncated' corrects for; set it, or"):
+        load("demo", overrides=[off])
+    assert load("demo", overrides=[off, "loss.importance=truncated"]).pipeline == "one_step_off"
+    assert load("demo", overrides=[off, "loss.policy=dpo"]).loss.importance == "none"
+    assert load("demo").pipeline == "sync"
+
+
 def test_a_cluster_file_may_name_the_engines_of_the_place(tmp_path):
     big = load("wiki", cluster="h200x8")
     assert (big.rollout.engine, big.learner.backend, big.cluster.learners) == (

@@ -127,8 +127,11 @@ def test_cost_is_the_tokens_of_the_rollout_file_at_the_configured_prices(
     prompt, generated = table.prompt_ids.str.len().sum(), table.output_ids.str.len().sum()
     assert points(run_id, "cost/prompt_tokens")[2] == prompt
     assert points(run_id, "cost/generated_tokens")[2] == generated
+    cached = table.cached_tokens.sum()
+    assert points(run_id, "cost/cached_tokens")[2] == cached > 0  # a group's prompt, once
     expected = (
-        prompt * price.prompt
+        (prompt - cached) * price.prompt
+        + cached * price.cached
         + generated * price.generated
         + points(run_id, "cost/scored_tokens")[2] * price.scored
         + points(run_id, "cost/trained_tokens")[2] * price.trained

@@ -14,9 +14,14 @@ SCRIPT = Path(__file__).parents[2] / "infra" / "kill_and_resume.py"
 
 @pytest.mark.slow
 @pytest.mark.services
-def test_fault_40_sigkill_in_training_in_a_checkpoint_and_in_scoring_changes_no_bit() -> None:
+@pytest.mark.parametrize(
+    "settings", [[], ["--set=pipeline=one_step_off", "--set=loss.importance=truncated"]], ids=len
+)
+def test_fault_40_sigkill_in_training_in_a_checkpoint_and_in_scoring_changes_no_bit(
+    settings: list[str],
+) -> None:
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--kills", "3"], capture_output=True, text=True
+        [sys.executable, str(SCRIPT), "--kills", "3", *settings], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == {

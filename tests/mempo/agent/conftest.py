@@ -31,6 +31,14 @@ class ScriptedSampler:
     reason: FinishReason = "stop"
     fallback: Any = None
     requests: list[Request] = field(default_factory=list)
+    waiting: list[tuple[int, Request, Sampling]] = field(default_factory=list)
+
+    def submit(self, number: int, request: Request, sampling: Sampling) -> None:
+        self.waiting.append((number, request, sampling))
+
+    def poll(self) -> list[tuple[int, Completion]]:
+        now, self.waiting = self.waiting, []
+        return [(number, self._complete(r, sampling)) for number, r, sampling in now]
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
         return [self._complete(r, sampling) for r in requests]
@@ -56,6 +64,7 @@ class Replies:
     text: str = "The Seine."
     steps: int = 5
     calls: int = 0
+    waits: bool = False
 
     def questions(
         self, split: Split, count: int, *, objectives: int, key: tuple[str | int, ...]

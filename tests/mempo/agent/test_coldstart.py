@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -46,12 +45,13 @@ def acted_out(atlas: AtlasWorld, codec: Codec, agent: Agent, script: Script) -> 
     """The script as the agent loop lives it, where a policy says just what is written there."""
 
     class Policy:
-        def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
-            texts = [step_text(script.steps[int(r.key[-1])]) for r in requests]
-            return [
-                Completion(ids, [-1.0] * len(ids), "stop")
-                for ids in (codec.encode(text) for text in texts)
-            ]
+        def submit(self, number: int, request: Request, sampling: Sampling) -> None:
+            self.asked = number, request
+
+        def poll(self) -> list[tuple[int, Completion]]:
+            number, request = self.asked
+            ids = codec.encode(step_text(script.steps[int(request.key[-1])]))
+            return [(number, Completion(ids, [-1.0] * len(ids), "stop"))]
 
     [trajectory] = run_trajectories(
         atlas, Policy(), codec, [script.question], agent=agent, rollout=Rollout(),

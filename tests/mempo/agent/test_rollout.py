@@ -144,7 +144,7 @@ def test_progress_counts_the_trajectories_that_have_ended(
     seen: list[tuple[int, int]] = []
     sampler = scripted(codec, says)
     run(sampler, [question], group_size=2, progress=lambda *counts: seen.append(counts))
-    assert seen == [(0, 2), (1, 2), (1, 2)]
+    assert seen == [(1, 2), (1, 2), (2, 2)]
 
 
 def test_batch_size_and_order_change_neither_ids_nor_draws(

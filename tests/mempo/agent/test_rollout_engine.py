@@ -44,6 +44,8 @@ class OneAtATime:
 class Slow:
     """A tool that answers about question 'slow' only after `released`, or after a while."""
 
+    waits = True
+
     def __init__(self) -> None:
         self.released = threading.Event()
         self.in_time: list[bool] = []

@@ -73,7 +73,10 @@ def lives(learner: TorchLearner, folder: Path, checkpoint: Path | None) -> dict[
         learner.restore(checkpoint)
     rows = batch(learner, 3)
     found["logprobs"] = np.concatenate([r.old_logprobs for r in rows])
+    learner.keep()
     found["last"] = np.array(sorted(learner.update(rows, LOSS).items()), dtype=object)[:, 1]
+    kept = learner.logprobs([r.row for r in rows], previous=True)
+    found["kept"] = np.concatenate(kept)
     found["last"] = found["last"].astype(float)
     found["supervised"] = learner.supervise([r.row for r in rows], 1e-3)
     found["norm"] = learner.descend([r.row for r in rows], [0.1, 0, -0.2, 0.3, 0])
@@ -98,7 +101,7 @@ def main(rank: int, ranks: int, port: str, folder: Path, source: str) -> None:
         if name == "lora":
             settings = settings.model_copy(update={"lora_rank": LORA})
             copy = add_adapters(copy, LORA, seed=0)
-        learner = DeepSpeedLearner(copy, codec, settings, reference=True)
+        learner = DeepSpeedLearner(copy, codec, settings, reference=True, previous=True)
         gradients: dict[str, np.ndarray] = {}
         step = learner._step
 

@@ -71,7 +71,7 @@ def alone(script: Any, folder: Path, lora: int = 0) -> dict[str, Any]:
     if lora:
         model = add_adapters(model, lora, seed=0)
     settings = script.SETTINGS.model_copy(update={"lora_rank": lora})
-    learner = TorchLearner(model, codec, settings, reference=True)
+    learner = TorchLearner(model, codec, settings, reference=True, previous=True)
     gradients: dict[str, Any] = {}
     step = learner.optimizer.step
 
@@ -136,7 +136,7 @@ def test_a_checkpoint_of_two_ranks_goes_on_on_one_on_three_and_in_the_torch_lear
                 check(found, expected, name)
     for stage in STAGES:
         model, codec = script.policy()
-        learner = TorchLearner(model, codec, script.SETTINGS, reference=True)
+        learner = TorchLearner(model, codec, script.SETTINGS, reference=True, previous=True)
         script.lives(learner, tmp_path, two / stage)
         check(
             {f"weight/{n}": p.detach().numpy() for n, p in model.named_parameters()},
@@ -184,3 +184,12 @@ def test_bfloat16_trains_float32_masters(two: Path) -> None:
     masters = {n: t for n, t in state.items() if n.endswith(".master")}
     assert masters and {t.dtype for t in masters.values()} == {torch.float32}
     assert any((t != t.bfloat16().float()).any() for t in masters.values())
+
+
+def test_weights_before_an_update_are_kept_at_every_stage(one: Path, two: Path) -> None:
+    for folder in (one, two):
+        for name in [*STAGES, "bf16", "lora"]:
+            for file in folder.glob(f"{name}-*.npz"):
+                found = np.load(file)
+                gap = np.abs(found["kept"] - 0.1 - found["logprobs"])  # as in `batch`
+                assert gap.max() < 1e-5, file

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mempo.agent.protocol import STOP_STRINGS
 from mempo.config import Experiment
-from mempo.learners.iteration import AuditError, train_on
+from mempo.learners.iteration import AuditError, audit_rollouts, train_on
 from mempo.learners.packing import sampled_row
 from mempo.learners.torch_learner import TorchLearner
 from mempo.policies.codec import Codec
@@ -271,3 +272,45 @@ def test_dpo_without_a_preference_takes_no_step(
     metrics = train_on(learner, trajectories, [], [], e, 0)
     assert (metrics["loss/skipped_updates"], metrics["loss/pairs"]) == (1.0, 0.0)
     assert digest(learner.model) == before
+
+
+def test_rollouts_of_older_weights_are_audited_by_those_and_weighed_for_the_new(
+    sharp_policy: Any, atlas_codec: Codec, sampled: Callable[..., list[Trajectory]]
+) -> None:
+    """The sampler spoke before an update: its log-probs are those of the kept weights."""
+    e = experiment(
+        learner={"lr": 1e-2, "micro_tokens": 20}, loss={"importance": "truncated"},
+    )  # fmt: skip
+    learner = TorchLearner(deepcopy(sharp_policy), atlas_codec, e.learner, previous=True)
+    trajectories = sampled()
+    adv = per_step(trajectories, [1, -1, 1, -1])
+    learner.keep()
+    before = digest(learner.weights())
+    train_on(learner, trajectories, adv, adv, e, 0)  # the update that came in between
+    assert digest(learner.weights()) != before
+    found = audit_rollouts(learner, trajectories, e)
+    assert 0 < found["audit/logprob_diff_max"] < 1e-4 and found["audit/missing_steps"] == 0
+    with pytest.raises(AuditError, match=r"audit\.max_diff"):
+        train_on(learner, trajectories, adv, adv, e, 1)
+    # min(pi / mu, 2) of every token, from the learner's log-probs now and the sampler's
+    steps = [s for t in trajectories for s in t.steps]
+    now = learner.logprobs(
+        [sampled_row(s.prompt_ids, s.output_ids, len(s.output_ids)) for s in steps]
+    )
+    gaps = np.concatenate([a - np.array(s.logprobs) for a, s in zip(now, steps, strict=True)])
+    got = train_on(learner, trajectories, adv, adv, e, 1, audited=True)
+    assert got["loss/importance_mean"] == pytest.approx(
+        np.minimum(np.exp(gaps), 2).mean(), abs=1e-5
+    )
+    assert got["staleness/steps"] == 1 and "audit/logprob_diff_max" not in got
+    step = trajectories[2].steps[0]
+    step.output_ids[1] = (step.output_ids[1] + 1) % 70
+    with pytest.raises(AuditError, match="rollout 2 step 0"):
+        audit_rollouts(learner, trajectories, e)
+
+
+def test_a_sync_learner_keeps_no_older_weights(build: Callable[..., TorchLearner]) -> None:
+    learner = build(experiment())
+    assert learner.previous is None
+    with pytest.raises(ValueError, match="pipeline is sync"):
+        learner.logprobs([sampled_row([3], [4], 1)], previous=True)
