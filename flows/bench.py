@@ -84,6 +84,15 @@ def table(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def write(found: dict[str, Any], file: Path) -> None:
+    """The numbers as JSON, and beside them a picture, where there is something to draw."""
+    file.write_text(json.dumps(found, indent=1) + "\n")
+    from mempo.bench.picture import NAMES, draw
+
+    if "history" in found["parts"] or NAMES.keys() & {*found, *found["others"]}:
+        file.with_suffix(".png").write_bytes(draw(found))
+
+
 def _measure(part: str, model: str, rounds: int) -> tuple[Part, str]:
     """What a part found, and on what."""
     import torch
@@ -97,7 +106,7 @@ def _measure(part: str, model: str, rounds: int) -> tuple[Part, str]:
     if part == "overhead":
         from flows.overhead import measure
 
-        return measure(), "the presets' own"
+        return measure(rounds), "the presets' own"
     chosen = subject(model)
     say(f"model: {chosen.name}")
     return import_module(f"mempo.bench.{part}").measure(chosen, rounds=rounds, say=say), chosen.name

@@ -33,7 +33,11 @@ def bench(
     ] = 3,
     json_file: Annotated[
         Path | None,
-        typer.Option("--json", metavar="FILE", help="Write what was found there."),
+        typer.Option(
+            "--json",
+            metavar="FILE",
+            help="Write what was found there, and a picture of it as FILE.png.",
+        ),
     ] = None,
 ) -> None:
     """Measure speed as ratios within one run: arms that do the same work, in turns.
@@ -47,7 +51,7 @@ def bench(
       mempo bench --model tiny              minutes, only to see that it runs
     """
     with command():
-        from flows.bench import PARTS, measure_all, table
+        from flows.bench import PARTS, measure_all, table, write
 
         if unknown := [part for part in parts or () if part not in PARTS]:
             raise ConfigError(f"bench: unknown part '{unknown[0]}'; there are: {', '.join(PARTS)}")
@@ -60,7 +64,5 @@ def bench(
         stay_offline(model if model not in ("random", "tiny") else "")
         found = measure_all(parts or list(PARTS), model, rounds)
         if json_file:
-            import json
-
-            json_file.write_text(json.dumps(found, indent=1) + "\n")
+            write(found, json_file)
         print(table(found))

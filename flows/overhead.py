@@ -23,19 +23,19 @@ from mempo.config import Experiment
 if TYPE_CHECKING:
     from mempo.bench.race import Part
 
-ITERATIONS = 12
-WARM_UP = 2  # Ray starts workers in the first one
+WARM_UP = 2  # iterations; Ray starts workers in the first one
+A_ROUND = 4  # iterations
 WIKI = Path("models/wiki-sft")
 
 
-def measure(iterations: int = ITERATIONS) -> Part:
+def measure(rounds: int) -> Part:
     """The overhead an iteration of the preset 'test', and its share of one of the preset 'wiki'.
 
     The latter where its model is there: such an iteration is computed once, in plain calls.
     """
     from mempo.bench.race import Lap, Part, Ratio
 
-    experiment = load("test", overrides=[f"iterations={iterations}"])
+    experiment = load("test", overrides=[f"iterations={WARM_UP + A_ROUND * rounds}"])
     with TemporaryDirectory(prefix="mempo-bench-") as folder:
         walls, losses = _real(experiment, Path(folder) / "home")
         times, expected = plain(experiment, Path(folder))

@@ -26,6 +26,7 @@ def test_parts_are_chosen_and_their_ratios_written(tmp_path: Path, capfd: Any) -
     assert f"| {key} | {found[key]:.3g} |" in done.output
     assert "load average" in done.output and "random weights" in done.output
     assert "history T=12, round 1 of 1" in capfd.readouterr().err
+    assert (tmp_path / "found.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
@@ -46,10 +47,14 @@ def test_what_cannot_be_measured_is_refused(given: list[str], said: str) -> None
 def test_the_overhead_is_a_real_run_less_plain_calls(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from flows import overhead
-
-    monkeypatch.setattr(overhead, "WIKI", tmp_path / "none")
-    found = overhead.measure(iterations=4)  # it raises where the two compute other numbers
-    assert found.ratios.keys() == {"overhead_s_per_iteration"}
-    assert {len(laps) for laps in found.laps.values()} == {2}
-    assert found.ratios["overhead_s_per_iteration"].median > 0
+    """It fails where the two compute other numbers."""
+    monkeypatch.chdir(tmp_path)  # where models/wiki-sft is not
+    file = tmp_path / "found.json"
+    done = CliRunner().invoke(app, ["bench", "overhead", "--rounds", "1", "--json", str(file)])
+    assert done.exit_code == 0, done.output
+    found = json.loads(file.read_text())
+    assert 0 < found["overhead_s_per_iteration"] < 60
+    assert "overhead_frac_wiki" not in found
+    laps = found["parts"]["overhead"]["laps"]
+    assert [len(laps[name]) for name in ("overhead, real run", "overhead, plain calls")] == [4, 4]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["found.json"]
