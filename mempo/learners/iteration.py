@@ -72,20 +72,33 @@ def train_on(
     empty = [i for i, row in enumerate(rows) if not row.targets]
     _warn("have no trained token", [names[i] for i in empty])
     _warn("come without the sampler's log-probs, unaudited", [names[i] for i in silent])
-    old = learner.logprobs(rows, sampling)
-    seen = old if sampling == sampled_from else learner.logprobs(rows, sampled_from)
+    metrics = {"audit/missing_steps": float(len(silent)), "loss/empty_steps": float(len(empty))}
     spoken = [i for i, (_, s) in enumerate(steps) if s.logprobs or not s.output_ids]
-    metrics: dict[str, float] = {}
-    if spoken or not silent:  # a difference of 0 would be a proof that nobody gave
-        metrics = audit(
-            [seen[i] for i in spoken],
-            [steps[i][1].logprobs for i in spoken],
-            [names[i] for i in spoken],
-            experiment.audit,
-            exact=experiment.policy.dtype == "float32",
-        )
-    metrics["audit/missing_steps"] = float(len(silent))
-    metrics["loss/empty_steps"] = float(len(empty))
+
+    def check(seen_S: Sequence[np.ndarray]) -> None:
+        if spoken or not silent:  # a difference of 0 would be a proof that nobody gave
+            metrics.update(
+                audit(
+                    [seen_S[i] for i in spoken],
+                    [steps[i][1].logprobs for i in spoken],
+                    [names[i] for i in spoken],
+                    experiment.audit,
+                    exact=experiment.policy.dtype == "float32",
+                )
+            )
+
+    rewarded = [isfinite(t.reward) for t in trajectories]
+    # One update on all that was sampled: its own pass has the log-probs before it.
+    on_policy = (
+        experiment.learner.epochs == experiment.learner.minibatches == 1
+        and settings.policy != "dpo"
+        and not corrected
+        and all(rewarded)
+    )
+    old: list[np.ndarray] = []
+    if not on_policy:
+        old = learner.logprobs(rows, sampling)
+        check(old if sampling == sampled_from else learner.logprobs(rows, sampled_from))
     reference = None
     if settings.needs_reference:
         reference = learner.logprobs(rows, sampling, reference=True)
@@ -109,7 +122,6 @@ def train_on(
         token_advantages(row.targets, s.mem_spans, at, am, weight)
         for row, (_, s), at, am in zip(rows, steps, adv_traj, adv_mem, strict=True)
     ]
-    rewarded = [isfinite(t.reward) for t in trajectories]
     results = []
     for epoch in range(experiment.learner.epochs):
         order = generator(experiment.seed, "minibatch", iteration, epoch).permutation(
@@ -129,14 +141,16 @@ def train_on(
                 TrainRow(
                     rows[i],
                     advantages[i],
-                    old[i],
+                    None if on_policy else old[i],
                     float(w),
                     reference[i] if reference else None,
                     importance[i] if importance else None,
                 )
                 for i, w in zip(chosen, weights, strict=True)
             ]
-            results.append(learner.update(batch, settings, sampling))
+            results.append(learner.update(batch, settings, sampling, check if on_policy else None))
+    if on_policy and results[0]["skipped"]:
+        check(learner.logprobs(rows, sampling))
     return {**metrics, **_summary(results)}
 
 
