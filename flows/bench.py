@@ -45,11 +45,12 @@ def measure_all(parts: Sequence[str], model: str, rounds: int) -> dict[str, Any]
     """Run parts one after another; all that they found.
 
     Keys of `KEYS` hold the medians of what was measured; `spread` [least, most] of each ratio;
+    `cpu` [median, least, most] of those of CPU time, which other work on the machine disturbs less;
     `parts` and `machines` the laps, the other facts and the state of the machine, by part.
     """
     found: dict[str, Any] = {}
     ratios: dict[str, dict[str, float]] = {}
-    record: dict[str, Any] = {"spread": {}, "others": {}, "parts": {}, "machines": {}}
+    record: dict[str, Any] = {"spread": {}, "cpu": {}, "others": {}, "parts": {}, "machines": {}}
     for part in parts:
         say(f"{part}: {PARTS[part]}")
         with TemporaryDirectory(prefix="mempo-bench-") as folder:
@@ -63,6 +64,7 @@ def measure_all(parts: Sequence[str], model: str, rounds: int) -> dict[str, Any]
         record["parts"][part] = {"laps": done["laps"], "facts": done["facts"]}
         record["machines"][part] = done["machine"]
         record["model"] = done["model"]
+        record["cpu"] |= {k: [r["median"], r["least"], r["most"]] for k, r in done["cpu"].items()}
     for key, value in ratios.items():
         (found if key in KEYS else record["others"])[key] = value["median"]
         record["spread"][key] = [value["least"], value["most"]]
@@ -71,10 +73,14 @@ def measure_all(parts: Sequence[str], model: str, rounds: int) -> dict[str, Any]
 
 def table(found: dict[str, Any]) -> str:
     """What was found, for a person, in Markdown."""
-    lines = ["| measured | median | least | most |", "| --- | --- | --- | --- |"]
+    lines = [
+        "| measured | median | least | most | in CPU time |",
+        "| --- | --- | --- | --- | --- |",
+    ]
     for key, (least, most) in found["spread"].items():
         value = found.get(key, found["others"].get(key))
-        lines.append(f"| {key} | {value:.3g} | {least:.3g} | {most:.3g} |")
+        cpu = "{:.3g} ({:.3g} to {:.3g})".format(*found["cpu"][key]) if key in found["cpu"] else ""
+        lines.append(f"| {key} | {value:.3g} | {least:.3g} | {most:.3g} | {cpu} |")
     lines += ["", f"Model: {found['model']}."]
     for part, machine in found["machines"].items():
         lines.append(

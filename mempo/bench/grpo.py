@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from mempo.bench.race import Lap, Part, Say, race, ratio, timed
+from mempo.bench.race import Lap, Part, Say, race, timed
 from mempo.bench.rollout import (
     GROUP,
     OUTPUT,
@@ -139,8 +139,8 @@ def measure(
     for size in (size for size in micro_batches if size <= rows and rows % size == 0):
         trainer = trl(size, False)
         lap: Lap = trainer.step()
-        tries[size] = lap.wall
-        say(f"grpo, TRL without checkpointing, micro-batches of {size}: {lap.wall:.1f} s")
+        tries[size] = lap.cpu
+        say(f"grpo, TRL without checkpointing, micro-batches of {size}: {lap.cpu:.1f} CPU-s")
         del trainer
     best = min(tries, key=tries.__getitem__)
     found.facts["grpo, TRL's best micro-batch"] = best
@@ -150,15 +150,10 @@ def measure(
     _add_parts(found, ours)
     for name, one in peers.items():
         found.facts[f"{name}, tokens a step"] = one.tokens
-    own = found.laps[f"grpo, ours on {engines()[-1]}"]
-    found.ratios["grpo_step_vs_trl"] = ratio(found.laps["grpo, TRL"], own)
-    found.ratios["grpo_step_vs_trl_tuned"] = ratio(found.laps["grpo, TRL tuned"], own)
-    if len(ours) > 1:
-        slow = found.laps["grpo, ours on transformers"]
-        found.ratios["grpo_step_on_transformers_vs_trl"] = ratio(found.laps["grpo, TRL"], slow)
-        found.ratios["grpo_step_on_transformers_vs_trl_tuned"] = ratio(
-            found.laps["grpo, TRL tuned"], slow
-        )
+    for name, key in (("grpo, TRL", "vs_trl"), ("grpo, TRL tuned", "vs_trl_tuned")):
+        found.compare(f"grpo_step_{key}", name, f"grpo, ours on {engines()[-1]}")
+        if len(ours) > 1:
+            found.compare(f"grpo_step_on_transformers_{key}", name, "grpo, ours on transformers")
     return found
 
 

@@ -37,8 +37,14 @@ class Part:
     """What a part of the bench found."""
 
     ratios: dict[str, Ratio] = field(default_factory=dict)  # by the key in the JSON file
+    cpu: dict[str, Ratio] = field(default_factory=dict)  # those that are of CPU time, too
     laps: dict[str, list[Lap]] = field(default_factory=dict)  # of each arm, a lap a round
     facts: dict[str, float | str] = field(default_factory=dict)  # what else is worth knowing
+
+    def compare(self, key: str, slow: str, fast: str) -> None:
+        """Note how many times longer arm `slow` takes than arm `fast`."""
+        self.ratios[key] = ratio(self.laps[slow], self.laps[fast])
+        self.cpu[key] = ratio(self.laps[slow], self.laps[fast], "cpu")
 
 
 def timed(work: Callable[[], Any]) -> Lap:

@@ -92,6 +92,5 @@ def measure(
         unit = [Lap(tokens, tokens)] * len(laps)
         found.ratios[f"{name.replace(', ', '_')}_tokens_per_s"] = ratio(unit, laps)
     if len(arms) == 2:
-        slow, fast = found.laps.values()
-        found.ratios["rollout_vllm_vs_transformers"] = ratio(slow, fast)
+        found.compare("rollout_transformers_vs_vllm", *found.laps)
     return found

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mempo.bench.race import Part, PeakMemory, Say, race, ratio, timed
+from mempo.bench.race import Part, PeakMemory, Say, race, timed
 from mempo.bench.subject import Sizes, Subject, lived
 from mempo.config import Learner, Loss
 from mempo.learners.loss import token_weights
@@ -87,10 +87,10 @@ def measure(
             if not tries:
                 gradient_norm(learner, batch)  # warms up
             with PeakMemory() as peak:
-                tries[budget] = timed(lambda x=learner: gradient_norm(x, batch)).wall
+                tries[budget] = timed(lambda x=learner: gradient_norm(x, batch)).cpu
             key = f"train, {name}, {budget} tokens a micro-batch"
-            found.facts |= {f"{key}, s": tries[budget], f"{key}, peak MiB": peak.mib}
-            say(f"{key}: {tries[budget]:.1f} s, {peak.mib:.0f} MiB")
+            found.facts |= {f"{key}, CPU-s": tries[budget], f"{key}, peak MiB": peak.mib}
+            say(f"{key}: {tries[budget]:.1f} CPU-s, {peak.mib:.0f} MiB")
         chosen = min(tries, key=tries.__getitem__)
         best[name] = make(subject, kind, dtype, chosen, shared=name != "padded")
         before = best[name].tokens
@@ -99,9 +99,8 @@ def measure(
         found.facts[f"train, {name}, best micro-batch"] = chosen
     arms = {f"train, {name}": (lambda x=x: gradient_norm(x, batch)) for name, x in best.items()}
     found.laps = race(arms, rounds=rounds, say=say, warm_up=False)
-    shared = found.laps["train, shared"]
-    found.ratios["train_vs_padded"] = ratio(found.laps["train, padded"], shared)
-    found.ratios["train_vs_packed"] = ratio(found.laps["train, packed"], shared)
+    found.compare("train_vs_padded", "train, padded", "train, shared")
+    found.compare("train_vs_packed", "train, packed", "train, shared")
     return found
 
 
