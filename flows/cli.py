@@ -11,6 +11,7 @@ import sys
 import typer
 
 from flows.commands_around import doctor, fetch
+from flows.commands_bench import bench
 from flows.commands_compare import ablate, report, reproduce
 from flows.commands_run import evaluate, export, sft, train
 from flows.commands_services import deploy, down, serve, up
@@ -54,7 +55,7 @@ for _function in (train, sft, evaluate, ablate, sweep):
 for _function in (report, reproduce):
     app.command()(_function)
 app.command(cls=Command)(doctor)
-for _function in (export, fetch, up, down, serve, deploy):
+for _function in (bench, export, fetch, up, down, serve, deploy):
     app.command()(_function)
 
 if __name__ == "__main__":

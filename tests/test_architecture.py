@@ -141,7 +141,7 @@ def test_the_commands_are_those_that_others_rely_on():
     from flows.cli import app
 
     names = {getattr(command.callback, "__name__", "") for command in app.registered_commands}
-    assert names >= {"train", "sft", "evaluate", "ablate", "report", "doctor", "fetch"}
+    assert names >= {"train", "sft", "evaluate", "ablate", "report", "doctor", "fetch", "bench"}
 
 
 @pytest.mark.parametrize(

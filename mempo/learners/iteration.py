@@ -71,14 +71,27 @@ def train_on(
     empty = [i for i, row in enumerate(rows) if not row.targets]
     _warn("have no trained token", [names[i] for i in empty])
     _warn("come without the sampler's log-probs, unaudited", [names[i] for i in silent])
-    old = learner.logprobs(rows, sampling)
-    metrics: dict[str, float] = {}
-    if not audited:
-        seen = old if sampling == sampled_from else learner.logprobs(rows, sampled_from)
-        metrics = _audit_steps(seen, trajectories, experiment)
-    metrics["loss/empty_steps"] = float(len(empty))
+    metrics = {"loss/empty_steps": float(len(empty))}
     ages = [iteration - s.policy_version for _, s in steps]
     metrics["staleness/steps"] = float(np.mean(ages)) if ages else 0.0
+
+    def check(seen_S: Sequence[np.ndarray]) -> None:
+        metrics.update(_audit_steps(seen_S, trajectories, experiment))
+
+    rewarded = [isfinite(t.reward) for t in trajectories]
+    # One update on all that was sampled: its own pass has the log-probs before it.
+    on_policy = (
+        experiment.learner.epochs == experiment.learner.minibatches == 1
+        and settings.policy != "dpo"
+        and not corrected
+        and not audited
+        and all(rewarded)
+    )
+    old: list[np.ndarray] = []
+    if not on_policy:
+        old = learner.logprobs(rows, sampling)
+        if not audited:
+            check(old if sampling == sampled_from else learner.logprobs(rows, sampled_from))
     reference = None
     if settings.needs_reference:
         reference = learner.logprobs(rows, sampling, reference=True)
@@ -102,7 +115,6 @@ def train_on(
         token_advantages(row.targets, s.mem_spans, at, am, weight)
         for row, (_, s), at, am in zip(rows, steps, adv_traj, adv_mem, strict=True)
     ]
-    rewarded = [isfinite(t.reward) for t in trajectories]
     results = []
     for epoch in range(experiment.learner.epochs):
         order = generator(experiment.seed, "minibatch", iteration, epoch).permutation(
@@ -122,14 +134,16 @@ def train_on(
                 TrainRow(
                     rows[i],
                     advantages[i],
-                    old[i],
+                    None if on_policy else old[i],
                     float(w),
                     reference[i] if reference else None,
                     importance[i] if importance else None,
                 )
                 for i, w in zip(chosen, weights, strict=True)
             ]
-            results.append(learner.update(batch, settings, sampling))
+            results.append(learner.update(batch, settings, sampling, check if on_policy else None))
+    if on_policy and results[0]["skipped"]:
+        check(learner.logprobs(rows, sampling))
     return {**metrics, **_summary(results)}
 
 

@@ -224,7 +224,7 @@ def kl_penalty(
 def entropy(logits_NV: torch.Tensor) -> torch.Tensor:
     """[N] entropy in nats of each target's distribution."""
     logp = logits_NV.log_softmax(-1)
-    return -(logp.exp() * logp).sum(-1)
+    return -torch.linalg.vecdot(logp.exp(), logp)  # without a third [N, V]
 
 
 def _ratio(gap_N: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,7 @@ It is blind to algorithms: rows, advantages and weights come in, an update and m
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
@@ -29,6 +29,7 @@ from mempo.types import Row
 
 # In a checkpoint, beside the model: safetensors under a name that no engine takes for weights.
 OPTIMIZER = "optimizer.state"
+_NONE = np.zeros(0, dtype=np.float32)  # log-probs of a row without targets
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class TrainRow:
 
     row: Row
     advantages: np.ndarray  # [targets]
-    old_logprobs: np.ndarray  # [targets], the learner's, before the update
+    old_logprobs: np.ndarray | None  # [targets], the learner's before the update; None: on policy
     weight: float  # of each target token, fixed on the whole minibatch
     ref_logprobs: np.ndarray | None = None  # [targets], of the reference policy
     importance: np.ndarray | None = None  # [targets], corrects for what the sampler sampled from
@@ -106,12 +107,11 @@ class TorchLearner:
         for share in self._shares(rows):
             chosen = [rows[i] for i in share.rows]
             logits, targets = self._logits(model, chosen)
-            values = logprobs_of(logits, targets, sampling)
-            parts = np.split(values.cpu().numpy(), np.cumsum([r.targets for r in chosen])[:-1])
             if share.counts:
+                parts = _by_row(logprobs_of(logits, targets, sampling), chosen)
                 results |= zip(share.rows, parts, strict=True)
         results = self._joined(results)
-        return [results.get(i, np.zeros(0, dtype=np.float32)) for i in range(len(rows))]
+        return [results.get(i, _NONE) for i in range(len(rows))]
 
     @torch.no_grad()
     def keep(self) -> None:
@@ -124,9 +124,16 @@ class TorchLearner:
                     copy.copy_(p)
 
     def update(
-        self, rows: Sequence[TrainRow], loss: Loss, sampling: Sampling | None = None
+        self,
+        rows: Sequence[TrainRow],
+        loss: Loss,
+        sampling: Sampling | None = None,
+        check: Callable[[list[np.ndarray]], None] | None = None,
     ) -> dict[str, float]:
         """One optimiser step on a minibatch and its metrics. Nothing to train: no step.
+
+        Rows on policy take their old log-probs from this very pass, which saves one. `check` gets
+        each row's log-probs [targets] before the step, and prevents it by raising.
 
         `policy` is the policy loss as it is minimised; `kl`, `clip_frac` and `ratio_mean` (see
         `mempo.learners.loss`) are means over tokens, weighted as in the loss, `entropy` is the
@@ -141,18 +148,29 @@ class TorchLearner:
                 "policy": 0.0, "kl": 0.0, "clip_frac": 0.0, "grad_norm": 0.0, "skipped": 1.0
             }  # fmt: skip
         sums: dict[str, float] = {"kl": 0.0}
+        seen: dict[int, np.ndarray] = {}
         for share in self._shares([r.row for r in useful]):
             chosen = [useful[i] for i in share.rows]
             logits, targets = self._logits(self.model, [r.row for r in chosen])
+            logp = logprobs_of(logits, targets, sampling)
             objective, metrics = total_loss(
-                logprobs_of(logits, targets, sampling),
+                logp,
                 entropy(logits if loss.entropy > 0 else logits.detach()),
-                _targets(chosen, logits.device),
+                _targets(chosen, logp.detach()),
                 loss,
             )
             self._backward(objective, share)
+            if share.counts:
+                seen |= zip(share.rows, _by_row(logp, [r.row for r in chosen]), strict=True)
             for name, value in metrics.items():
                 sums[name] = sums.get(name, 0.0) + float(value) * share.counts
+        if check:
+            values = iter(sorted(self._joined(seen).items()))
+            try:
+                check([next(values)[1] if r.row.targets else _NONE for r in rows])
+            except BaseException:
+                self.model.zero_grad()
+                raise
         sums = self._summed(sums)
         weight = sum(r.weight * r.row.targets for r in useful)  # 1, or less with 'constant'
         divisor = {"policy": 1.0, "entropy": float(sum(r.row.targets for r in useful))}
@@ -247,8 +265,14 @@ class TorchLearner:
         return results
 
 
-def _targets(chosen: Sequence[TrainRow], device: torch.device) -> Targets:
-    """The target tokens of `chosen`, row after row."""
+def _by_row(logp_N: torch.Tensor, rows: Sequence[Row]) -> list[np.ndarray]:
+    """[targets] of each row."""
+    return np.split(logp_N.detach().cpu().numpy(), np.cumsum([r.targets for r in rows])[:-1])
+
+
+def _targets(chosen: Sequence[TrainRow], logp_N: torch.Tensor) -> Targets:
+    """The target tokens of `chosen`, row after row; `logp_N`: their log-probs now."""
+    device = logp_N.device
 
     def joined(parts: Sequence[np.ndarray]) -> torch.Tensor:
         return torch.from_numpy(np.concatenate(parts).astype(np.float32)).to(device)
@@ -258,8 +282,9 @@ def _targets(chosen: Sequence[TrainRow], device: torch.device) -> Targets:
         return joined(known) if len(known) == len(parts) else None
 
     counts = torch.tensor([r.row.targets for r in chosen])
+    old = joined_if_all([r.old_logprobs for r in chosen])
     return Targets(
-        old=joined([r.old_logprobs for r in chosen]),
+        old=logp_N if old is None else old,
         advantages=joined([r.advantages for r in chosen]),
         weights=joined([np.full(r.row.targets, r.weight) for r in chosen]),
         rows=torch.arange(len(chosen)).repeat_interleave(counts).to(device),

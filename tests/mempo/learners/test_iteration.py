@@ -116,7 +116,7 @@ def test_fault_08_a_token_without_log_prob_is_not_trained(
     train_on(learner, [make_trajectory([step])], [1], [0], experiment(), 0)  # type: ignore[arg-type]
     ((row,),) = learner.batches
     assert row.row.mask == [False, False, False, True, True, False]
-    assert len(row.advantages) == len(row.old_logprobs) == 2
+    assert len(row.advantages) == row.row.targets == 2
 
 
 def with_a_silent_step(make_step: Callable[..., Step], make: Make) -> list[Trajectory]:
@@ -145,7 +145,7 @@ def test_fault_16_without_a_correction_it_trains_unaudited_and_counted(
     assert got["audit/missing_steps"] == 1 and got["loss/empty_steps"] == 0
     ((_, _, silent),) = learner.batches
     assert silent.row.mask == [False] * 3 + [True] * 3
-    assert len(silent.advantages) == len(silent.old_logprobs) == 3 and silent.weight > 0
+    assert len(silent.advantages) == silent.row.targets == 3 and silent.weight > 0
 
 
 def test_fault_16_where_nothing_was_audited_no_difference_is_reported(

@@ -314,3 +314,20 @@ def test_a_sync_learner_keeps_no_older_weights(build: Callable[..., TorchLearner
     assert learner.previous is None
     with pytest.raises(ValueError, match="pipeline is sync"):
         learner.logprobs([sampled_row([3], [4], 1)], previous=True)
+
+
+def test_one_update_on_all_that_was_sampled_takes_one_pass(
+    build: Callable[..., TorchLearner], sampled: Callable[..., list[Trajectory]]
+) -> None:
+    trajectories = sampled()
+    e = experiment(learner={"micro_tokens": 10_000})
+    one, two = build(e), build(e)
+    got = train_on(one, trajectories, [1.0, -1.0, 0.5, -0.5, 1.0, -1.0], [0.0] * 6, e, 0)
+    assert 0 <= got["audit/logprob_diff_max"] < 1e-4
+    two.logprobs([sampled_row(s.prompt_ids, s.output_ids, len(s.output_ids))
+                  for t in trajectories for s in t.steps])  # fmt: skip
+    assert one.tokens == two.tokens
+    # Without an advantage there is no step and no pass of it, and the audit has one of its own.
+    assert train_on(two, trajectories, [0.0] * 6, [0.0] * 6, e, 0).keys() >= {
+        "audit/logprob_diff_max"
+    }

@@ -110,3 +110,40 @@ def test_values_do_not_depend_on_how_rows_are_batched(bench: Any) -> None:
     for budget in (1, 30, 60):
         for a, b in zip(bench.learner(micro_tokens=budget).logprobs(rows), whole, strict=True):
             np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_on_policy_the_pass_itself_has_the_old_log_probs(bench: Any, name: str) -> None:
+    loss = LOSSES[name]
+    learner, other = learners(bench, micro_tokens=60)
+    other.shared = True
+    given = bench.train_rows(learner, family())
+    if loss.corrected:
+        given = [replace(row, importance=np.full(row.row.targets, 0.7)) for row in given]
+    expected, before = bench.gradients(learner, given, loss)
+    seen: list[list[np.ndarray]] = []
+    other.optimizer.step = lambda lr: 0.0  # type: ignore[method-assign]
+    metrics = other.update(
+        [replace(row, old_logprobs=None) for row in given], loss, None, seen.append
+    )
+    for p, gradient in zip(other.model.parameters(), expected, strict=True):
+        assert torch.equal(torch.zeros_like(p) if p.grad is None else p.grad, gradient)
+    assert {**metrics, "grad_norm": 0.0} == {**before, "grad_norm": 0.0}
+    assert metrics["ratio_mean"] == pytest.approx(1.0)
+    for got, row in zip(seen[0], given, strict=True):
+        np.testing.assert_array_equal(got, row.old_logprobs)
+
+
+def test_a_check_that_raises_prevents_the_step(bench: Any) -> None:
+    learner = bench.learner(lr=1e-2)
+    rows = bench.train_rows(learner, [*family(), Row([1, 2], [False, False])])
+    before = [p.clone() for p in learner.model.parameters()]
+
+    def check(seen: list[np.ndarray]) -> None:
+        assert [len(values) for values in seen] == [row.row.targets for row in rows]
+        raise ArithmeticError
+
+    with pytest.raises(ArithmeticError):
+        learner.update(rows, Loss(), None, check)
+    assert all(torch.equal(a, b) for a, b in zip(before, learner.model.parameters(), strict=True))
+    assert all(p.grad is None for p in learner.model.parameters())
