@@ -71,7 +71,7 @@ def train_on(
     empty = [i for i, row in enumerate(rows) if not row.targets]
     _warn("have no trained token", [names[i] for i in empty])
     _warn("come without the sampler's log-probs, unaudited", [names[i] for i in silent])
-    metrics = {"loss/empty_steps": float(len(empty))}
+    metrics = {"audit/missing_steps": float(len(silent)), "loss/empty_steps": float(len(empty))}
     ages = [iteration - s.policy_version for _, s in steps]
     metrics["staleness/steps"] = float(np.mean(ages)) if ages else 0.0
 
@@ -180,19 +180,18 @@ def audit_rollouts(
 def _audit_steps(
     seen_S: Sequence[np.ndarray], trajectories: Sequence[Trajectory], experiment: Experiment
 ) -> dict[str, float]:
-    """Audit the steps that have log-probs of the sampler, and count those that lack them."""
+    """Audit the steps that have log-probs of the sampler."""
     steps, names = [s for t in trajectories for s in t.steps], _names(trajectories)
     spoken = [i for i, s in enumerate(steps) if s.logprobs or not s.output_ids]
-    metrics: dict[str, float] = {}
-    if spoken or not steps:  # a difference of 0 would be a proof that nobody gave
-        metrics = audit(
-            [seen_S[i] for i in spoken],
-            [steps[i].logprobs for i in spoken],
-            [names[i] for i in spoken],
-            experiment.audit,
-            exact=experiment.policy.dtype == "float32",
-        )
-    return {**metrics, "audit/missing_steps": float(len(steps) - len(spoken))}
+    if steps and not spoken:  # a difference of 0 would be a proof that nobody gave
+        return {}
+    return audit(
+        [seen_S[i] for i in spoken],
+        [steps[i].logprobs for i in spoken],
+        [names[i] for i in spoken],
+        experiment.audit,
+        exact=experiment.policy.dtype == "float32",
+    )
 
 
 def _rows(trajectories: Sequence[Trajectory]) -> list[Row]:

@@ -72,7 +72,7 @@ def lives(learner: TorchLearner, folder: Path, checkpoint: Path | None) -> dict[
     else:
         learner.restore(checkpoint)
     rows = batch(learner, 3)
-    found["logprobs"] = np.concatenate([r.old_logprobs for r in rows])
+    found["logprobs"] = np.concatenate([r.old_logprobs for r in rows if r.old_logprobs is not None])
     learner.keep()
     found["last"] = np.array(sorted(learner.update(rows, LOSS).items()), dtype=object)[:, 1]
     kept = learner.logprobs([r.row for r in rows], previous=True)

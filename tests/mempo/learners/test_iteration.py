@@ -204,7 +204,7 @@ def test_fault_15_the_correction_trains_the_whole_distribution_and_audits_the_sa
     got = train_on(learner, trajectories, [1], [0], e, 0)  # type: ignore[arg-type]
     assert got["audit/logprob_diff_max"] == pytest.approx(0, abs=1e-6)
     ((row,),) = learner.batches
-    assert row.importance is not None
+    assert row.importance is not None and row.old_logprobs is not None
     np.testing.assert_allclose(row.importance, [0.910, 0.910], atol=5e-4)
     np.testing.assert_allclose(row.old_logprobs, np.log([0.665, 0.665]), atol=1e-3)
 

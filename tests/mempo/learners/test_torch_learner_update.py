@@ -102,7 +102,7 @@ def test_fault_04_no_gradient_reaches_masked_tokens(bench: Any) -> None:
         torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
 
 
-def _rest(row: TrainRow) -> tuple[np.ndarray, np.ndarray, float]:
+def _rest(row: TrainRow) -> tuple[np.ndarray, np.ndarray | None, float]:
     return row.advantages, row.old_logprobs, row.weight
 
 
