@@ -76,27 +76,25 @@ def measure(
     ]
     batch = train_rows(rows, make(subject, TorchLearner, dtype, max(budgets), shared=True))
     best: dict[str, TorchLearner] = {}
-    for name, kind in (
-        ("shared", TorchLearner),
-        ("padded", TorchLearner),
-        ("packed", PackedLearner),
-    ):
+    kinds = {"shared": TorchLearner, "padded": TorchLearner, "packed": PackedLearner}
+    for name, kind in kinds.items():
         tries: dict[int, float] = {}
         for budget in budgets:
             learner = make(subject, kind, dtype, budget, shared=name != "padded")
-            if not tries:
-                gradient_norm(learner, batch)  # warms up
+            norms: list[float] = []
             with PeakMemory() as peak:
-                tries[budget] = timed(lambda x=learner: gradient_norm(x, batch)).cpu
+                lap = timed(lambda x=learner, to=norms: to.append(gradient_norm(x, batch)))
             key = f"train, {name}, {budget} tokens a micro-batch"
-            found.facts |= {f"{key}, CPU-s": tries[budget], f"{key}, peak MiB": peak.mib}
-            say(f"{key}: {tries[budget]:.1f} CPU-s, {peak.mib:.0f} MiB")
-        chosen = min(tries, key=tries.__getitem__)
-        best[name] = make(subject, kind, dtype, chosen, shared=name != "padded")
-        before = best[name].tokens
-        found.facts[f"train, {name}, gradient norm"] = gradient_norm(best[name], batch)
-        found.facts[f"train, {name}, tokens"] = best[name].tokens - before
-        found.facts[f"train, {name}, best micro-batch"] = chosen
+            tries[budget] = lap.cpu
+            found.facts |= {f"{key}, CPU-s": lap.cpu, f"{key}, peak MiB": peak.mib}
+            say(f"{key}: {lap.cpu:.1f} CPU-s, {peak.mib:.0f} MiB")
+            if lap.cpu == min(tries.values()):
+                best[name] = learner
+                found.facts |= {
+                    f"train, {name}, best micro-batch": budget,
+                    f"train, {name}, tokens": learner.tokens,
+                    f"train, {name}, gradient norm": norms[0],
+                }
     arms = {f"train, {name}": (lambda x=x: gradient_norm(x, batch)) for name, x in best.items()}
     found.laps = race(arms, rounds=rounds, say=say, warm_up=False)
     found.compare("train_vs_padded", "train, padded", "train, shared")

@@ -68,6 +68,8 @@ class VllmSampler:
                 max_model_len=max_tokens,
                 max_num_seqs=batch_size,
                 enable_prefix_caching=True,
+                # vLLM 0.32 winds back the draws of a prompt that is begun, which on CPU it cannot.
+                enable_chunked_prefill=not on_cpu,
                 enforce_eager=on_cpu,
                 generation_config="vllm",  # what is sampled is what the settings say
                 logprobs_mode="processed_logprobs",
