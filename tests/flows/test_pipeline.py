@@ -188,7 +188,7 @@ def test_a_run_whose_update_fails_leaves_no_rollout_behind(trained: SimpleNamesp
 
     with pytest.raises(Exception, match=r"audit\.max_diff"):
         train(experiment(*OVERLAPPED, "audit.max_diff=1e-30"), name="to fail")
-    assert [r.name for r in tracker().find(status="FAILED")] == ["to fail"]
+    assert "to fail" in [r.name for r in tracker().find(status="FAILED")]
     deadline = time.monotonic() + 20
     while ray.available_resources().get("CPU") != ray.cluster_resources()["CPU"]:
         assert time.monotonic() < deadline, ray.available_resources()
