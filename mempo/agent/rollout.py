@@ -29,6 +29,10 @@ class Sampler(Protocol):
         """Decode for a moment; what is finished since the last call, by number."""
         ...
 
+    def drop(self, numbers: Sequence[int]) -> None:
+        """Forget the requests on their way, whose numbers these are, and what was kept for them."""
+        ...
+
 
 def run_trajectories(
     world: World,
@@ -63,7 +67,11 @@ def run_trajectories(
         for q in questions
         for g in range(group_size)
     ]
-    _run(world, sampler, lives, sampling, progress or (lambda done, of: None))
+    decoding: dict[int, Request] = {}
+    try:
+        _run(world, sampler, lives, sampling, progress or (lambda done, of: None), decoding)
+    finally:  # what comes next, a second try or what a resume leaves out, must not depend on this
+        sampler.drop(list(decoding))
     return [live.finished(reward) for live in lives]
 
 
@@ -73,9 +81,9 @@ def _run(
     lives: Sequence[Live],
     sampling: Sampling,
     report: Callable[[int, int], None],
+    decoding: dict[int, Request],
 ) -> None:
-    """All trajectories to their end."""
-    decoding: dict[int, Request] = {}
+    """All trajectories to their end. `decoding` holds what the sampler is at work on, by number."""
     calls: dict[Future[list[str | ToolError]], Live] = {}
     number = {id(live): n for n, live in enumerate(lives)}
     replies: list[str | ToolError] = []

@@ -108,6 +108,15 @@ class TransformersSampler:
         self._batch = batch if batch.rows else None
         return finished
 
+    def drop(self, numbers: Sequence[int]) -> None:
+        """Forget all requests, of which `numbers` are on their way, and the prompts kept for them.
+
+        Values differ in their last bits by what they begin from, so a rollout must find the same
+        whether an evaluation came before it or, after a resume, none.
+        """
+        self._waiting, self._batch = [], None
+        self._stems.clear()
+
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
         """One completion a request, in order. A stop string stays in the ids."""
         for number, request in enumerate(requests):
@@ -151,6 +160,7 @@ class TransformersSampler:
             _, cache = self._forward([probe], [len(probe)], len(probe), None)
             self._joins = kv.can_join(cache)
         stems = {prompt: self._stem_of(prompt) for prompt in uses}
+        held = {stem: self._stems[stem] for stem in stems.values() if stem}  # whatever is dropped
 
         def fresh(prompt: Prompt) -> int:
             """Tokens to compute, the last one in any case."""
@@ -165,7 +175,7 @@ class TransformersSampler:
             begun |= {p: max(len(p) - fresh(chunk[0]), 0) for p in chunk}
             cache, width = None, max(begun[p] for p in chunk)
             if width:
-                known = [self._stems.get(stems[p]) for p in chunk]
+                known = [held.get(stems[p]) for p in chunk]
                 cache = kv.begin(known, [begun[p] for p in chunk], width)
             filled = [len(p) for p in chunk]
             ids = [p[begun[p] :] for p in chunk]

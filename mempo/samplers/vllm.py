@@ -107,6 +107,10 @@ class VllmSampler:
         finished = [out for out in self.engine.step() if out.finished]
         return [(int(out.request_id), self._completion(out)) for out in finished]
 
+    def drop(self, numbers: Sequence[int]) -> None:
+        """Forget the requests of these numbers, which are all on their way."""
+        self.engine.abort_request([str(number) for number in numbers])
+
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
         """One completion a request, in order."""
         for number, request in enumerate(requests):

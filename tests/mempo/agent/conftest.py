@@ -36,6 +36,9 @@ class ScriptedSampler:
     def submit(self, number: int, request: Request, sampling: Sampling) -> None:
         self.waiting.append((number, request, sampling))
 
+    def drop(self, numbers: Sequence[int]) -> None:
+        self.dropped = list(numbers)
+
     def poll(self) -> list[tuple[int, Completion]]:
         now, self.waiting = self.waiting, []
         return [(number, self._complete(r, sampling)) for number, r, sampling in now]

@@ -48,6 +48,9 @@ def acted_out(atlas: AtlasWorld, codec: Codec, agent: Agent, script: Script) -> 
         def submit(self, number: int, request: Request, sampling: Sampling) -> None:
             self.asked = number, request
 
+        def drop(self, numbers) -> None:
+            pass
+
         def poll(self) -> list[tuple[int, Completion]]:
             number, request = self.asked
             ids = codec.encode(step_text(script.steps[int(request.key[-1])]))

@@ -36,6 +36,9 @@ class OneAtATime:
     def submit(self, number: int, request: Request, sampling: Sampling) -> None:
         self.held.append((number, request, sampling))
 
+    def drop(self, numbers: Sequence[int]) -> None:
+        self.dropped = list(numbers)
+
     def poll(self) -> list[tuple[int, Completion]]:
         number, request, sampling = self.held.pop(self.pick(len(self.held)))
         return [(number, self.sampler.generate([request], sampling)[0])]

@@ -25,6 +25,7 @@ from mempo.policies.codec import Codec
 from mempo.policies.distribution import Sampling
 from mempo.policies.loading import load_codec, load_model
 from mempo.policies.weights import save_weights
+from mempo.samplers import hf
 from mempo.samplers.hf import TransformersSampler
 from mempo.types import Completion, Question, Request
 
@@ -113,6 +114,30 @@ def test_what_begins_with_a_group_s_prompt_begins_from_it(model: Any, atlas_code
     else:  # all compute the 10 tokens that the longest has to, what a shorter has of the stem less
         assert cached == [1, 4, 7, 10, 0, 0]
     assert passes[0] == sum(len(r.prompt_ids) for r in asked) - sum(cached)
+
+
+def test_prompts_that_are_dropped_meanwhile_still_serve_who_began_from_them(
+    model: Any, atlas_codec: Codec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four second steps, in passes of their own, where no more than two prompts can be kept."""
+    monkeypatch.setattr(hf, "PREFILL_TOKENS", 12)
+    monkeypatch.setattr(hf, "STEM_TOKENS", 25)
+    sampler = sampler_of(model, atlas_codec, batch_size=32)
+    firsts = [[i, *PROMPT] for i in (12, 13)]
+    sampler.generate([r for i, p in enumerate(firsts) for r in group(p, str(i))], Sampling())
+    asked = [r for i, p in enumerate(firsts) for r in group([*p, 50 + i, *PROMPT], f"next {i}")]
+    same(sampler.generate(asked, Sampling()), alone(model, atlas_codec, asked, Sampling()))
+
+
+def test_a_rollout_that_was_given_up_leaves_nothing_behind(model: Any, atlas_codec: Codec) -> None:
+    sampler = sampler_of(model, atlas_codec)
+    for number, request in enumerate(group(PROMPT, "given up")):
+        sampler.submit(number, request, Sampling())
+    sampler.poll()
+    sampler.drop(list(range(8)))
+    assert sampler.poll() == []
+    again = group(PROMPT[2:], "again", 3)
+    same(sampler.generate(again, Sampling()), alone(model, atlas_codec, again, Sampling()))
 
 
 def test_fault_36_new_weights_forget_the_prompts_of_the_old(
