@@ -51,6 +51,9 @@ def micro_batches(rows: Sequence[Row], micro_tokens: int, *, shared: bool) -> li
 def _shared_batches(rows: Sequence[Row], useful: list[int], micro_tokens: int) -> list[MicroBatch]:
     """In the order of the ids; a batch that is at least half full ends where least is shared.
 
+    It has at most `micro_tokens` targets, too: rows that are the same are no tokens more, but each
+    has logits of its own.
+
     What rows share is computed again where a batch ends inside it, so questions are kept together,
     and then rollouts.
     """
@@ -61,8 +64,12 @@ def _shared_batches(rows: Sequence[Row], useful: list[int], micro_tokens: int) -
     batches, start = [], 0
     while start < len(order):
         held, stop = [len(ids[start])], start + 1  # tokens of the batch up to each of its rows
+        targets = rows[order[start]].targets
         while stop < len(order):
             new = len(ids[stop]) - again[stop]
+            targets += rows[order[stop]].targets
+            if targets > micro_tokens:
+                break
             if held[-1] + new > micro_tokens:
                 late = [
                     m for m in range(stop, start, -1) if 2 * held[m - 1 - start] >= micro_tokens

@@ -76,7 +76,8 @@ def test_shared_batches_hold_every_row_with_targets_once_within_budget(
     for batch in batches:
         through = lay_out([needed(made[i]) for i in batch.rows]).ids
         assert batch.tokens == len(through)
-        assert batch.tokens <= budget or len(batch.rows) == 1
+        logits = sum(made[i].targets for i in batch.rows)
+        assert max(batch.tokens, logits) <= budget or len(batch.rows) == 1
 
 
 def test_padded_batches_by_hand() -> None:
@@ -102,6 +103,14 @@ def test_shared_batches_end_where_least_is_shared() -> None:
     assert micro_batches(made, 5, shared=True) == [
         MicroBatch([0], 5), MicroBatch([2], 5), MicroBatch([1, 3], 5)
     ]  # fmt: skip
+
+
+def test_equal_rows_share_their_tokens_and_not_their_logits() -> None:
+    """16 rows of 6 tokens, 4 of them targets, are no more than 6 tokens, and 64 logits."""
+    rows = [Row(list(range(6)), [False, False, True, True, True, True]) for _ in range(16)]
+    found = micro_batches(rows, 20, shared=True)
+    assert [len(batch.rows) for batch in found] == [5, 5, 5, 1]
+    assert sorted(i for batch in found for i in batch.rows) == list(range(16))
 
 
 def test_nothing_is_computed_after_the_last_target() -> None:
