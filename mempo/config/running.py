@@ -79,7 +79,11 @@ class Tracking(Settings):
         "MLFLOW_TRACKING_PASSWORD in the environment). Empty: SQLite under MEMPO_HOME, or the "
         "database that MEMPO_DATABASE_URL names.",
     )
-    experiment: str = Field(default="mempo", description="MLflow experiment.")
+    experiment: str = Field(
+        default="mempo",
+        pattern=r"^[^/\\:]*[^/\\:.][^/\\:]*$",  # a folder of the store bears its name
+        description="MLflow experiment; a name without '/', '\\' or ':'.",
+    )
     traces: int = Field(
         default=2, ge=0, description="Trajectories per evaluation kept as MLflow traces."
     )
