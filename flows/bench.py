@@ -63,7 +63,7 @@ def measure_all(parts: Sequence[str], model: str, rounds: int) -> dict[str, Any]
         ratios |= done["ratios"]
         record["parts"][part] = {"laps": done["laps"], "facts": done["facts"]}
         record["machines"][part] = done["machine"]
-        record["model"] = done["model"]
+        record["machines"][part]["model"] = done["model"]
         record["cpu"] |= {k: [r["median"], r["least"], r["most"]] for k, r in done["cpu"].items()}
     for key, value in ratios.items():
         (found if key in KEYS else record["others"])[key] = value["median"]
@@ -81,11 +81,11 @@ def table(found: dict[str, Any]) -> str:
         value = found.get(key, found["others"].get(key))
         cpu = "{:.3g} ({:.3g} to {:.3g})".format(*found["cpu"][key]) if key in found["cpu"] else ""
         lines.append(f"| {key} | {value:.3g} | {least:.3g} | {most:.3g} | {cpu} |")
-    lines += ["", f"Model: {found['model']}."]
+    lines.append("")
     for part, machine in found["machines"].items():
         lines.append(
-            f"{part}: {machine['cores']} cores, {machine['threads']} threads, load average "
-            f"{machine['load_before']:.1f} before and {machine['load_1min']:.1f} after."
+            f"{part}: model {machine['model']}, {machine['cores']} cores, {machine['threads']} "
+            f"threads, load average {machine['load_before']:.1f} before and {machine['load_1min']:.1f} after."
         )
     return "\n".join(lines)
 

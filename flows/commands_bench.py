@@ -61,8 +61,14 @@ def bench(
             raise ConfigError(
                 f"--model {model}: there is no model folder; give one, 'random' or 'tiny'"
             )
+        if json_file and (json_file.is_dir() or json_file.suffix == ".png"):
+            raise ConfigError(
+                f"--json {json_file}: give a file for the numbers; its picture is named after it"
+            )
+        if json_file:
+            json_file.parent.mkdir(parents=True, exist_ok=True)
         stay_offline(model if model not in ("random", "tiny") else "")
         found = measure_all(parts or list(PARTS), model, rounds)
+        print(table(found))
         if json_file:
             write(found, json_file)
-        print(table(found))
