@@ -22,7 +22,6 @@ import psutil
 import pytest
 
 from conf.load import load
-from flows.deploy import deploy
 from tasks import supervisor
 from tasks.records import RunInfo
 from tasks.tracking import Tracker
@@ -310,8 +309,8 @@ def test_a_scheduled_sweep_fires_by_itself_and_goes_with_its_file(up, tmp_path):
 
     run = wait_until(fired, 120, "the scheduled run")
     (tmp_path / "hourly.yaml").unlink()
-    lines = deploy("mempo", cluster="services", schedules=tmp_path)
-    assert any("schedule hourly of sweep/search: removed" in line for line in lines)
+    deployed = mempo("deploy", *pool, env=up.env)
+    assert "schedule hourly of sweep/search: removed" in deployed.stdout, deployed.stderr
     wait_until(lambda: is_tracked(run["id"]), 120, "the sweep in MLflow")
     sweep = tracked(run["id"])
     assert sweep.tags["mempo.kind"] == "sweep" and sweep.tags["mempo.seed"] == "5"
