@@ -85,7 +85,8 @@ def table(found: dict[str, Any]) -> str:
     for part, machine in found["machines"].items():
         lines.append(
             f"{part}: model {machine['model']}, {machine['cores']} cores, {machine['threads']} "
-            f"threads, load average {machine['load_before']:.1f} before and {machine['load_1min']:.1f} after."
+            f"threads, load average {machine['load_before']:.1f} before and "
+            f"{machine['load_1min']:.1f} after."
         )
     return "\n".join(lines)
 
