@@ -14,6 +14,7 @@ from conf.study import load_study
 from conf.sweep import load_sweep
 from conf.text import ConfigError
 from flows.deployments import Deployment, deployments
+from mempo.config.addresses import redacted
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -77,7 +78,10 @@ def _parameters(
     try:
         validate(dict(schedule.parameters), dict(deployment.schema), True, ignore_required=True)
     except ValidationError as error:
-        raise ConfigError(f"{where}: 'parameters': {error}") from None
+        # A pattern names all settings there are, which helps nobody.
+        fault, pattern, _ = redacted(str(error)).partition(" does not match ")
+        fault += " cannot be used: no such setting, or a password" if pattern else ""
+        raise ConfigError(f"{where}: 'parameters': {fault}") from None
     try:
         _check_plan(deployment, {**deployment.parameters, **schedule.parameters})
     except ConfigError as error:

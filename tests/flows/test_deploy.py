@@ -186,6 +186,17 @@ def test_each_kind_of_pool_is_told_how_to_start_a_run(server, tmp_path):
             "bad.yaml: 'parameters': --set and 'space' both name learner.lr",
         ),
         (
+            {
+                "deployment": "sweep/search",
+                "interval": 5,
+                "parameters": {
+                    "sweep": "demo",
+                    "settings": ["tracking.uri=postgresql://me:secret@host/db"],
+                },
+            },
+            r"bad.yaml: 'parameters': .*//me:\*\*\*@host/db' cannot be used: .*a password$",
+        ),
+        (
             {"deployment": "train/demo", "interval": 5, "parameters": {"experiment": {}}},
             "change a preset by 'set'",
         ),
