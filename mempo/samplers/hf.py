@@ -17,6 +17,7 @@ from mempo.policies.codec import Codec
 from mempo.policies.distribution import Sampling, truncate
 from mempo.policies.weights import load_weights
 from mempo.samplers import kv
+from mempo.samplers.generating import Generating
 from mempo.types import Completion, FinishReason, Request
 
 PREFILL_TOKENS = 2048  # of one pass over prompts; larger ones cost more by token on CPUs
@@ -59,7 +60,7 @@ class _Batch:
     width: int  # columns of the cache
 
 
-class TransformersSampler:
+class TransformersSampler(Generating):
     """Decodes with a transformers model.
 
     Rows enter the batch as they come and leave it when they are finished. A prompt that several
@@ -116,15 +117,6 @@ class TransformersSampler:
         """
         self._waiting, self._batch = [], None
         self._stems.clear()
-
-    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
-        """One completion a request, in order. A stop string stays in the ids."""
-        for number, request in enumerate(requests):
-            self.submit(number, request, sampling)
-        done: dict[int, Completion] = {}
-        while len(done) < len(requests):
-            done |= dict(self.poll())
-        return [done[number] for number in range(len(requests))]
 
     def load(self, weights: Path) -> str:
         """Take new weights in place and forget the prompts of the old; their digest."""

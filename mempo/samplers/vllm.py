@@ -15,12 +15,13 @@ from typing import Any
 from mempo.draws import generator
 from mempo.policies.codec import Codec
 from mempo.policies.distribution import Sampling
+from mempo.samplers.generating import Generating
 from mempo.types import Completion, FinishReason, Request
 
 _WORKER = "mempo.samplers.vllm_worker.PolicyWorker"
 
 
-class VllmSampler:
+class VllmSampler(Generating):
     """Decodes with vLLM's engine.
 
     Args:
@@ -110,15 +111,6 @@ class VllmSampler:
     def drop(self, numbers: Sequence[int]) -> None:
         """Forget the requests of these numbers, which are all on their way."""
         self.engine.abort_request([str(number) for number in numbers])
-
-    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
-        """One completion a request, in order."""
-        for number, request in enumerate(requests):
-            self.submit(number, request, sampling)
-        done: dict[int, Completion] = {}
-        while len(done) < len(requests):
-            done |= dict(self.poll())
-        return [done[number] for number in range(len(requests))]
 
     def logprobs(self, ids: Sequence[int]) -> list[float]:
         """[T - 1] log-probs of ids[1:], each after what stands before it, at temperature 1."""

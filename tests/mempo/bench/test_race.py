@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import isnan
+import os
 
 import numpy as np
 import pytest
@@ -51,11 +51,13 @@ def test_arms_take_turns_and_the_warm_up_is_not_counted():
 
 
 def test_peak_memory_is_what_was_needed_at_most_at_once():
+    if not os.access(
+        "/proc/self/clear_refs", os.W_OK
+    ):  # the kernel says, not the tested
+        pytest.skip("this kernel keeps no high-water mark that can be set back")
     with PeakMemory() as peak:
         for _ in range(3):
             np.ones(32 * 2**20, dtype=np.uint8).sum()
-    if isnan(peak.mib):
-        pytest.skip("this kernel keeps no high-water mark that can be set back")
     assert 30 <= peak.mib < 60
 
 
