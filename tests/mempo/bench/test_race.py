@@ -51,9 +51,7 @@ def test_arms_take_turns_and_the_warm_up_is_not_counted():
 
 
 def test_peak_memory_is_what_was_needed_at_most_at_once():
-    if not os.access(
-        "/proc/self/clear_refs", os.W_OK
-    ):  # the kernel says, not the tested
+    if not os.access("/proc/self/clear_refs", os.W_OK):  # the kernel says, not the tested
         pytest.skip("this kernel keeps no high-water mark that can be set back")
     with PeakMemory() as peak:
         for _ in range(3):
