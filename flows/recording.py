@@ -12,6 +12,7 @@ from prefect.runtime import flow_run
 
 from conf.load import flatten, sha256, to_yaml
 from conf.naming import run_name
+from flows import signals
 from flows.describing import WHOLES, datasets, description
 from flows.fingerprint import inputs, packages
 from flows.prefect_page import describe
@@ -127,7 +128,7 @@ def recorded(
         text = description(experiment, kind, run_id, method=method, parent=parent, page=page)
         tracker.set_tags(run_id, {"mlflow.note.content": text})
     try:
-        with watched(tracker, run_id), plain_signals():
+        with watched(tracker, run_id), signals.heard():
             yield record
     except Exception as error:
         tracker.finish(run_id, "FAILED", redacted(f"{type(error).__name__}: {error}")[:500])
@@ -136,18 +137,6 @@ def recorded(
         tracker.finish(run_id, "KILLED", type(stop).__name__)
         raise
     tracker.finish(run_id, "FINISHED")
-
-
-@contextmanager
-def plain_signals() -> Iterator[None]:
-    """What a signal raised while Ray waited, without the SystemError that Ray makes of it."""
-    try:
-        yield
-    except SystemError as error:
-        stop = error.__cause__ or error.__context__
-        if stop is None or isinstance(stop, Exception):
-            raise
-        raise stop from None
 
 
 def _curves(tracker: Tracker, run_id: str) -> str:

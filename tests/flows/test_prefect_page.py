@@ -139,17 +139,3 @@ def test_a_stage_is_tried_again_where_the_outside_failed(
     with pytest.raises(getattr(builtins, error)):
         shake()
     assert len(counted.read_text()) == tries
-
-
-@pytest.mark.parametrize("stop", [KeyboardInterrupt(), SystemExit(3)])
-def test_a_signal_that_ray_wraps_is_no_failure(stop):
-    from flows.recording import plain_signals
-
-    with pytest.raises(type(stop)) as raised, plain_signals():
-        try:
-            raise stop
-        except BaseException as cause:
-            raise SystemError("returned a result with an exception set") from cause
-    assert raised.value is stop
-    with pytest.raises(SystemError), plain_signals():
-        raise SystemError("a real one")
