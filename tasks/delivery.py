@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -65,37 +66,32 @@ def deliver(
         MlflowException, OSError: what MLflow and the network raise; a refused entry is not
             tried again.
     """
-    lines = journal.read(folder)
-    points = journal.first_points(lines)
-    confirmed = journal.sent(folder)
-    pending = [number for number, line in enumerate(lines) if line.end > confirmed]
-    known = _known(client, run_id, [lines[i].entry for i in pending]) if check else set()
-    at = 0
-    while at < len(pending):
+    pending = journal.read(folder, journal.sent(folder))
+    entries = [line.entry for line in pending]
+    steps = {entry["step"] for entry in entries if "metrics" in entry}
+    points = journal.first_points(journal.at_steps(folder, steps))
+    known = _known(client, run_id, entries) if check else set()
+    while pending:
         # Neighbouring metrics travel together: after an outage that is one request, not many.
-        group = [pending[at]]
-        if lines[group[0]].entry["kind"] == "metrics":
-            for i in pending[at + 1 :]:
-                if lines[i].entry["kind"] != "metrics":
-                    break
-                group.append(i)
-        at += len(group)
-        end = lines[group[-1]].end
+        metrics = list(takewhile(lambda line: line.entry["kind"] == "metrics", pending))
+        group = metrics or pending[:1]
+        pending = pending[len(group) :]
+        ends = {line.end for line in group}
         try:
-            if lines[group[0]].entry["kind"] == "metrics":
+            if metrics:
                 chosen = [
                     Metric(key, point.value, point.time, step)
                     for (key, step), point in points.items()
-                    if group[0] <= point.line <= group[-1] and (key, step) not in known
+                    if point.end in ends and (key, step) not in known
                 ]
-                _send_points(client, run_id, chosen, lines[group[-1]].entry["time"])
+                _send_points(client, run_id, chosen, group[-1].entry["time"])
             else:
-                _send(client, experiment_id, run_id, lines[group[0]].entry, points)
+                _send(client, experiment_id, run_id, group[0].entry, points)
         except MlflowException as error:
             if rejected(error):
-                journal.mark_sent(folder, end)
+                journal.mark_sent(folder, group[-1].end)
             raise
-        journal.mark_sent(folder, end)
+        journal.mark_sent(folder, group[-1].end)
 
 
 def checkpoints(

@@ -11,7 +11,9 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,9 +26,9 @@ class Line(NamedTuple):
 
 
 class Point(NamedTuple):
-    """The first finite value of a metric at a step, and the number of its line."""
+    """The first finite value of a metric at a step, and the end of its line."""
 
-    line: int
+    end: int
     time: int  # milliseconds since 1970
     value: float
 
@@ -46,18 +48,61 @@ def append(folder: Path, entry: Mapping[str, Any]) -> None:
         os.fsync(stream.fileno())
 
 
-def read(folder: Path) -> list[Line]:
-    """All whole entries, oldest first."""
+def read(folder: Path, start: int = 0) -> list[Line]:
+    """All whole entries after byte `start`, the end of one of them; oldest first."""
+    return [line for _, line in _lines(folder, start)]
+
+
+def at_steps(folder: Path, steps: Collection[int]) -> list[Line]:
+    """The entries with metrics of these steps, oldest first.
+
+    A process reads a growing journal once: where its lines lie is kept by step.
+    """
+    places = _places(folder).extended(folder)
+    wanted = sorted(place for step in steps for place in places.of_step.get(step, ()))
+    if not wanted:
+        return []
+    with (folder / "journal.jsonl").open("rb") as stream:
+        lines = []
+        for start, end in wanted:
+            stream.seek(start)
+            lines.append(Line(end, json.loads(stream.read(end - start))))
+        return lines
+
+
+@dataclass
+class _Places:
+    """Where the metrics of each step lie in a journal, up to byte `end`."""
+
+    end: int = 0
+    of_step: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+
+    def extended(self, folder: Path) -> _Places:
+        for start, line in _lines(folder, self.end):
+            if "metrics" in line.entry:
+                self.of_step.setdefault(line.entry["step"], []).append((start, line.end))
+            self.end = line.end
+        return self
+
+
+@lru_cache(maxsize=256)  # runs of a process
+def _places(folder: Path) -> _Places:
+    return _Places()
+
+
+def _lines(folder: Path, start: int) -> Iterator[tuple[int, Line]]:
     path = folder / "journal.jsonl"
-    lines: list[Line] = []
-    end = 0
-    for raw in path.read_bytes().splitlines(keepends=True) if path.exists() else []:
-        end += len(raw)
-        try:
-            lines.append(Line(end, json.loads(raw)))
-        except ValueError:
-            continue  # half a line, see append
-    return lines
+    if not path.exists():
+        return
+    with path.open("rb") as stream:
+        stream.seek(start)
+        for raw in stream:
+            begun, start = start, start + len(raw)
+            try:
+                entry = json.loads(raw)
+            except ValueError:
+                continue  # half a line, see append
+            yield begun, Line(start, entry)
 
 
 def sent(folder: Path) -> int:
@@ -85,18 +130,18 @@ def touched(folder: Path) -> float:
     return path.stat().st_mtime if path.exists() else 0.0
 
 
-def first_points(lines: list[Line]) -> dict[tuple[str, int], Point]:
+def first_points(lines: Sequence[Line]) -> dict[tuple[str, int], Point]:
     """(metric, step) -> its first finite point.
 
     MLflow keeps every point ever logged and can overwrite none. A resumed run lives some
     iterations twice; the first value stands, the journal shows both.
     """
     points: dict[tuple[str, int], Point] = {}
-    for number, (_, entry) in enumerate(lines):
+    for end, entry in lines:
         for key, shown in entry.get("metrics", {}).items():
             value = float(shown)
             if math.isfinite(value):
-                points.setdefault((key, entry["step"]), Point(number, entry["time"], value))
+                points.setdefault((key, entry["step"]), Point(end, entry["time"], value))
     return points
 
 

@@ -55,7 +55,41 @@ def test_settled_means_that_all_bytes_are_confirmed(tmp_path):
 def test_the_first_finite_value_of_a_step_is_its_point(tmp_path):
     for line in [entry(1, a=math.nan, b=1.0), entry(1, a=2.0, b=3.0), entry(2, a=math.inf)]:
         journal.append(tmp_path, line)
+    first, second, _ = (line.end for line in journal.read(tmp_path))
     assert journal.first_points(journal.read(tmp_path)) == {
-        ("a", 1): journal.Point(1, 101, 2.0),
-        ("b", 1): journal.Point(0, 101, 1.0),
+        ("a", 1): journal.Point(second, 101, 2.0),
+        ("b", 1): journal.Point(first, 101, 1.0),
     }
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 3)), max_size=12), st.integers(0, 12))
+def test_what_was_logged_at_some_steps_is_found_without_reading_the_rest(
+    tmp_path_factory, written, half
+):
+    folder = tmp_path_factory.mktemp("journal")
+    for number, (metrics, step) in enumerate(written):
+        if number == half and number:  # a writer was killed here
+            with (folder / "journal.jsonl").open("a") as stream:
+                stream.write('{"kind": "metr')
+        kind = entry(step, a=float(number)) if metrics else {"kind": "best", "step": step}
+        journal.append(folder, kind)
+        wanted = [
+            line
+            for line in journal.read(folder)
+            if line.entry["step"] in (step, 1) and line.entry["kind"] == "metrics"
+        ]
+        assert journal.at_steps(folder, {step, 1}) == wanted
+    assert journal.at_steps(folder, {9}) == []
+
+
+def test_a_growing_journal_is_read_once(tmp_path, monkeypatch):
+    """Logging an iteration costs the same after ten as after a thousand."""
+    parsed = []
+    loads = json.loads
+    monkeypatch.setattr(journal.json, "loads", lambda raw: parsed.append(raw) or loads(raw))
+    for step in range(50):
+        journal.append(tmp_path, entry(step, a=1.0))
+        line = journal.read(tmp_path, journal.sent(tmp_path))[-1]
+        journal.at_steps(tmp_path, {step})
+        journal.mark_sent(tmp_path, line.end)
+    assert len(parsed) == 3 * 50
