@@ -16,6 +16,7 @@ from flows.plan import PLAN, plan_of, plan_tags
 from flows.progress import say
 from flows.recording import Record, RunResult, recorded
 from flows.report import COMPARED, report_runs
+from flows.stopping import stoppable
 from tasks import stages
 from tasks.records import RunInfo
 
@@ -57,18 +58,19 @@ def run_study(study: Study, resume: str = "", command: str = "") -> AblationResu
         resume: id of the MLflow run that goes on; its plan is this study's (`flows.plan`).
         command: how a person started this, for the line that says how to go on.
     """
-    first = study.children[0].experiment
-    with (
-        connected(study.checked),
-        recorded(
-            first,
-            "ablate",
-            name=study.name,
-            method=study.name,
-            tags=plan_tags(study),
-            resume=resume,
-        ) as record,
-    ):
+    with connected(study.checked):
+        return stoppable(_recorded, study, resume, command)
+
+
+def _recorded(study: Study, resume: str, command: str) -> AblationResult:
+    with recorded(
+        study.children[0].experiment,
+        "ablate",
+        name=study.name,
+        method=study.name,
+        tags=plan_tags(study),
+        resume=resume,
+    ) as record:
         tracker, run_id = record.tracker, record.run_id
         if not resume:
             tracker.log_text(run_id, json.dumps(plan_of(study)), PLAN)

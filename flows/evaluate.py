@@ -9,6 +9,7 @@ from flows.evaluation import evaluate_policy
 from flows.prefect_page import named
 from flows.recording import RunResult, method_name, recorded
 from flows.report import log_report
+from flows.stopping import stoppable
 from mempo.config import Experiment
 from tasks import stages
 from tasks.environment import pick_threads
@@ -33,9 +34,13 @@ def evaluate(
         method: how tables and pictures call it.
     """
     experiment = experiment.model_copy(update={"iterations": 0})
+    with connected([experiment], "evaluate"):
+        return stoppable(_recorded, experiment, name, parent, method)
+
+
+def _recorded(experiment: Experiment, name: str, parent: str, method: str) -> RunResult:
     label = name or method or method_name(experiment)
     with (
-        connected([experiment], "evaluate"),
         recorded(experiment, "evaluate", name=name, parent=parent, method=method) as record,
         rl_models(experiment, pick_threads(experiment.cluster)) as models,
     ):

@@ -12,7 +12,6 @@ from prefect.runtime import flow_run
 
 from conf.load import flatten, sha256, to_yaml
 from conf.naming import run_name
-from flows import signals
 from flows.describing import WHOLES, datasets, description
 from flows.fingerprint import inputs, packages
 from flows.prefect_page import describe
@@ -128,12 +127,12 @@ def recorded(
         text = description(experiment, kind, run_id, method=method, parent=parent, page=page)
         tracker.set_tags(run_id, {"mlflow.note.content": text})
     try:
-        with watched(tracker, run_id), signals.heard():
+        with watched(tracker, run_id):
             yield record
     except Exception as error:
         tracker.finish(run_id, "FAILED", redacted(f"{type(error).__name__}: {error}")[:500])
         raise
-    except BaseException as stop:  # Ctrl-C, or Prefect cancels the flow
+    except BaseException as stop:  # Ctrl-C, or Prefect cancels the flow: `flows.stopping`
         tracker.finish(run_id, "KILLED", type(stop).__name__)
         raise
     tracker.finish(run_id, "FINISHED")

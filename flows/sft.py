@@ -13,6 +13,7 @@ from flows.prefect_page import Progress, named
 from flows.progress import say
 from flows.recording import RunResult, recorded
 from flows.report import log_report
+from flows.stopping import stoppable
 from mempo.config import Experiment
 from mempo.evaluation.metrics import usd
 from tasks import placement, stages, store
@@ -42,10 +43,14 @@ def sft(experiment: Experiment, name: str = "", parent: str = "", out: str = "")
     if experiment.sft.model:
         policy = experiment.policy.model_copy(update={"model": experiment.sft.model})
         experiment = experiment.model_copy(update={"policy": policy})
+    with connected([experiment], "sft"):
+        return stoppable(_recorded, experiment, name, parent, target)
+
+
+def _recorded(experiment: Experiment, name: str, parent: str, target: Path | None) -> RunResult:
     total = experiment.sft.steps + experiment.sft.final_steps
     cluster = experiment.cluster
     with (
-        connected([experiment], "sft"),
         recorded(experiment, "sft", name=name, parent=parent, method="SFT") as record,
         placement.sft_model(experiment, pick_threads(cluster)) as models,
     ):

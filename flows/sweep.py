@@ -13,6 +13,7 @@ from flows.connecting import connected
 from flows.progress import say
 from flows.recording import Record, recorded
 from flows.report import report_runs
+from flows.stopping import stoppable
 from flows.sweep_plan import SWEEP, Trial, plan_of, plan_tags, ranked, trials_of
 from flows.trials import run_trials
 from mempo.config.space import shown_point
@@ -61,13 +62,15 @@ def run_sweep(plan: Sweep, resume: str = "", command: str = "") -> SweepResult:
     Raises:
         RuntimeError: no trial was measured to its end.
     """
+    with connected(plan.experiments):
+        return stoppable(_recorded, plan, resume, command)
+
+
+def _recorded(plan: Sweep, resume: str, command: str) -> SweepResult:
     from tasks.search import Search
 
     name, tags = plan.name, plan_tags(plan)
-    with (
-        connected(plan.experiments),
-        recorded(plan.first, "sweep", name=name, method=name, tags=tags, resume=resume) as record,
-    ):
+    with recorded(plan.first, "sweep", name=name, method=name, tags=tags, resume=resume) as record:
         if not resume:
             record.tracker.log_text(record.run_id, json.dumps(plan_of(plan)), SWEEP)
         search = Search(

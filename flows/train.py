@@ -12,6 +12,7 @@ from flows.progress import say
 from flows.recording import Record, RunResult, method_name, recorded
 from flows.report import log_report
 from flows.resuming import last_checkpoint
+from flows.stopping import stoppable
 from flows.training import Training
 from flows.watching import Pruned, current_watch
 from mempo.config import Experiment
@@ -47,13 +48,22 @@ def train(
         resume: id of the MLflow run that goes on from its last checkpoint, on the threads that it
             had; `experiment` is its configuration.
     """
+    with connected([experiment]):
+        return stoppable(_recorded, experiment, name, parent, method, tags, resume)
+
+
+def _recorded(
+    experiment: Experiment,
+    name: str,
+    parent: str,
+    method: str,
+    tags: dict[str, str] | None,
+    resume: str,
+) -> RunResult:
     label = name or method or method_name(experiment)
-    with (
-        connected([experiment]),
-        recorded(
-            experiment, "train", name=name, parent=parent, method=method, tags=tags, resume=resume
-        ) as record,
-    ):
+    with recorded(
+        experiment, "train", name=name, parent=parent, method=method, tags=tags, resume=resume
+    ) as record:
         say(f"MLflow run {record.run_id}", label)
         try:
             result = _train(experiment, record, label)

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Callable
-from concurrent.futures import Future
-from contextvars import copy_context
-from functools import lru_cache, wraps
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
 
 # MLflow reads the first two when it is imported.
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -31,45 +26,6 @@ from tasks.databases import redacted
 OUTAGE = (MlflowException, OSError, SQLAlchemyError)
 
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-def whole(call: Callable[P, T]) -> Callable[P, T]:
-    """The same call, but by another thread where a signal could tear it apart.
-
-    Ctrl-C and a cancelled flow raise in the main thread, wherever it is. In the middle of a
-    transaction, or with a lock file open, that left SQLite or the file locked for whatever then
-    wanted to close the run. So the main thread only waits, and the call goes on to its end.
-    """
-
-    @wraps(call)
-    def made_whole(*args: P.args, **kwargs: P.kwargs) -> T:
-        if threading.current_thread() is not threading.main_thread():
-            return call(*args, **kwargs)
-        context, made = copy_context(), Future[T]()
-
-        def make() -> None:
-            try:
-                made.set_result(context.run(call, *args, **kwargs))
-            except BaseException as error:  # the caller's, whatever it is
-                made.set_exception(error)
-
-        # A daemon: a server that does not answer must not hold the end of the process.
-        threading.Thread(target=make, name="MLflow call", daemon=True).start()
-        return made.result()
-
-    return made_whole
-
-
-class Client(MlflowClient):
-    """MLflow's client, whose calls are `whole`."""
-
-    def __getattribute__(self, name: str) -> Any:
-        found = super().__getattribute__(name)
-        return found if name.startswith("_") or not callable(found) else whole(found)
-
-
 @lru_cache
 def connect(uri: str, experiment: str, home: str) -> tuple[MlflowClient, str]:
     """The client and the id of the experiment, which is made where it is missing.
@@ -83,7 +39,7 @@ def connect(uri: str, experiment: str, home: str) -> tuple[MlflowClient, str]:
     local = not uri.startswith(("http://", "https://"))
     # The first one to touch a fresh database creates its tables, and they only once.
     with databases.creating(uri):
-        client = Client(tracking_uri=uri)
+        client = MlflowClient(tracking_uri=uri)
         found = client.get_experiment_by_name(experiment)
         if found is None:
             place = (Path(home) / "artifacts" / experiment).as_uri() if local else None

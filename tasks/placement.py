@@ -164,12 +164,12 @@ def stopped() -> Iterator[None]:
     wherever they wait for a model or want to make one.
     """
     with _guard:
+        outermost = not _stopping.is_set()
         _stopping.set()
         for actor in list(_live):
             ray.kill(actor)
-    try:
-        yield
-    finally:
+    yield
+    if outermost:  # and where a second signal ends the block, they still are to stop
         _stopping.clear()
 
 

@@ -88,7 +88,6 @@ class Tracker:
             raise connection.unusable(self.uri, error) from error
         return run_id
 
-    @connection.whole
     def resume(self, run_id: str) -> None:
         """Make this process the owner of a run that goes on: RUNNING again, same id.
 
@@ -222,7 +221,6 @@ class Tracker:
             client, experiment_id, run_id, trajectories, decode=decode, price=price
         )
 
-    @connection.whole
     def flush(self, run_id: str) -> bool:
         """Send what an outage or a kill left unsent; True when MLflow has everything."""
         folder = self._folder(run_id)
@@ -275,7 +273,6 @@ class Tracker:
     def _folder(self, run_id: str) -> Path:
         return store.run_folder(run_id, Path(self.home))
 
-    @connection.whole
     def _record(self, run_id: str, entry: dict[str, Any]) -> bool:
         folder = self._folder(run_id)
         with store.locked(folder / "journal.lock"):

@@ -100,7 +100,9 @@ def ask(up, deployment: str, parameters: dict) -> httpx.Response:
 
 def start(up, *overrides: str) -> str:
     """The id of a run of train/test that was just asked for."""
-    return ask(up, "train/test", settings(up, *SMALL, *overrides)).json()["id"]
+    asked = ask(up, "train/test", settings(up, *SMALL, *overrides))
+    assert asked.is_success, asked.text
+    return asked.json()["id"]
 
 
 def flow_run(up, run_id: str) -> dict:

@@ -2,11 +2,8 @@ import logging
 import math
 import os
 import pickle
-import signal
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -149,29 +146,6 @@ def test_a_kill_between_sending_and_its_mark_doubles_nothing(tracker, tmp_path):
     assert points(tracker, run_id, "late") == [(1, 2.0)]
     outputs = tracker.connect()[0].get_run(run_id).outputs
     assert outputs is not None and len(outputs.model_outputs) == 1
-
-
-def test_a_signal_does_not_tear_a_write_apart(tracker, monkeypatch):
-    """Torn, one in a hundred left SQLite locked for the 20 s that the run's end then waited."""
-    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
-
-    run_id = start(tracker)
-    write, whole = SqlAlchemyStore.log_batch, threading.Event()
-
-    def interrupted(self, *args, **kwargs):
-        if not whole.is_set():
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.2)
-        write(self, *args, **kwargs)
-        whole.set()
-
-    monkeypatch.setattr(SqlAlchemyStore, "log_batch", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        tracker.log_metrics(run_id, {"reward/mean": 0.5}, step=1)
-    assert whole.wait(5)
-    tracker.finish(run_id, "KILLED")
-    assert tracker.run_info(run_id).status == "KILLED"
-    assert points(tracker, run_id, "reward/mean") == [(1, 0.5)]
 
 
 def test_a_checkpoint_is_a_model_of_the_run_whose_bytes_stay_where_they_are(tracker, tmp_path):
