@@ -57,6 +57,8 @@ def explain(error: ValidationError, where: Mapping[str, str]) -> ConfigError:
         (name for name in (".".join(parts[:2]), parts[0] if parts else "") if name in where),
         ".".join(parts),
     )
+    if fault["type"] == "password":
+        return ConfigError(f"{dotted} {fault['msg']}")
     line = f"setting '{dotted}' = {redacted(repr(fault['input']))}"
     if dotted in where:
         line += f" ({where[dotted]})"

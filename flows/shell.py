@@ -12,6 +12,7 @@ from pathlib import Path
 
 import typer
 
+from mempo.config.addresses import redacted
 from mempo.policies.shipped import BUILTIN
 
 DEBUG = "MEMPO_DEBUG"
@@ -56,8 +57,8 @@ def stay_offline(*models: str) -> None:
 
 
 def complain(text: str) -> None:
-    """One line on stderr, whatever line breaks the text has."""
-    print(f"mempo: {' '.join(text.split())}", file=sys.stderr)
+    """One line on stderr, whatever line breaks the text has, without passwords."""
+    print(f"mempo: {redacted(' '.join(text.split()))}", file=sys.stderr)
 
 
 def _stop(*_: object) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from mempo.config.addresses import NO_PASSWORD, without_password
+from mempo.config.addresses import NO_PASSWORD
 from mempo.config.base import AgentKind, Fraction, Positive, Settings
 
 
@@ -69,15 +69,6 @@ class Environment(Settings):
     reply_facts: Positive = Field(
         default=6, description="Atlas: facts in a reply, the right one included."
     )
-
-    @field_validator("retriever_url")
-    @classmethod
-    def _no_password(cls, url: str) -> str:
-        return without_password(
-            url,
-            "environment.retriever_url",
-            "set MEMPO_RETRIEVER_TOKEN in the environment, which is sent as a Bearer token",
-        )
 
 
 class Policy(Settings):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from mempo.config.addresses import NO_PASSWORD, without_password
+from mempo.config.addresses import NO_PASSWORD
 from mempo.config.base import Positive, Settings
 
 
@@ -87,16 +87,6 @@ class Tracking(Settings):
     traces: int = Field(
         default=2, ge=0, description="Trajectories per evaluation kept as MLflow traces."
     )
-
-    @field_validator("uri")
-    @classmethod
-    def _no_password(cls, uri: str) -> str:
-        return without_password(
-            uri,
-            "tracking.uri",
-            "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD in the environment, or "
-            "MEMPO_DATABASE_URL for a database",
-        )
 
 
 class Cluster(Settings):

@@ -18,12 +18,17 @@ WITH_PASSWORD = (
     "http://me:123456/hunter2@host",
     "http://me:12 hunter2@host:5000",
     "postgresql://me:hunter 2@host/db",
+    "postgresql://me:hunt'er2@host/db",
+    'http://me:hunt"er2@host/db',
+    "https://hunter2_0123456789@host/repo",
 )
 WITHOUT = (
     "",
     "http://host:5000",
     "http://host:5000/a@b",
     "http://me@host:5000",
+    "https://christopher.longstocking@host",
+    "http://host/q?max_tokens=7&key=a",
     "postgresql://me@host/db",
     "sqlite:////folder/a:b@c.db",
     "mlruns",
@@ -46,11 +51,15 @@ def test_an_address_without_a_password_is_left_alone(address):
     assert Tracking(uri=address).uri == Environment(retriever_url=address).retriever_url == address
 
 
-@pytest.mark.parametrize("key", ["password", "PASSWORD", "token", "pwd"])
+@pytest.mark.parametrize(
+    "key",
+    ["password", "PASSWORD", "token", "pwd", "sslpassword", "access_token", "apikey", "X-Api-Key"],
+)
 def test_a_password_in_a_query_is_one(key):
     address = f"postgresql://host/db?{key}=hunter2&a=b"
     assert holds_password(address)
     assert redacted(address) == f"postgresql://host/db?{key}=***&a=b"
+    assert not re.search(NO_PASSWORD, address)
 
 
 @pytest.mark.parametrize(
@@ -58,6 +67,7 @@ def test_a_password_in_a_query_is_one(key):
     [
         ("tracking.uri", "MLFLOW_TRACKING_PASSWORD"),
         ("environment.retriever_url", "MEMPO_RETRIEVER_TOKEN"),
+        ("environment.questions", "in the environment"),
     ],
 )
 def test_a_setting_with_a_password_is_refused_without_repeating_it(setting, cure, tmp_path):
@@ -86,6 +96,8 @@ def test_a_setting_with_a_password_is_refused_without_repeating_it(setting, cure
         "http://me:hunter2@host",
         "iterations=http://me:hunter2@host",
         "tracking.experiment.uri=http://me:hunter2@host",
+        "cluster.address=http://me:hunter2@host",
+        "policy.model=https://me:hunter2@host/model",
     ],
 )
 def test_no_other_refusal_repeats_a_password(override):
