@@ -44,7 +44,11 @@ def load_schedules(folder: Path = FOLDER) -> list[Schedule]:
     """The schedules in a folder, by name. Raises ConfigError in one line."""
     if not folder.is_dir():
         raise ConfigError(f"--schedules: there is no folder {folder}; give an existing one")
-    files = [path for path in folder.iterdir() if path.suffix in (".yaml", ".yml")]
+    files = [
+        path
+        for path in folder.iterdir()
+        if path.suffix.lower() in (".yaml", ".yml") and not path.name.startswith(".")
+    ]
     found = [_read(path) for path in sorted(files, key=lambda path: (path.stem, path.suffix))]
     for one, next_one in pairwise(found):
         if one.name == next_one.name:

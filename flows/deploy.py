@@ -73,6 +73,9 @@ def _parameters(
     if foreign := sorted(set(schedule.parameters) - set(deployment.schema["properties"])):
         allowed = ", ".join(deployment.schema["properties"])
         raise ConfigError(f"{where}: unknown parameter '{foreign[0]}'; there are: {allowed}")
+    given = {**deployment.parameters, **schedule.parameters}
+    if missing := [name for name in deployment.schema.get("required", ()) if name not in given]:
+        raise ConfigError(f"{where}: 'parameters' must say {missing[0]}, which has no default")
     if "experiment" in schedule.parameters:
         raise ConfigError(f"{where}: 'parameters.experiment' is whole; change a preset by 'set'")
     try:
@@ -83,7 +86,7 @@ def _parameters(
         fault += " cannot be used: no such setting, or a password" if pattern else ""
         raise ConfigError(f"{where}: 'parameters': {fault}") from None
     try:
-        _check_plan(deployment, {**deployment.parameters, **schedule.parameters})
+        _check_plan(deployment, given)
     except ConfigError as error:
         raise ConfigError(f"{where}: 'parameters': {error}") from None
     if not schedule.settings:

@@ -17,6 +17,14 @@ def test_every_schedule_that_ships_can_be_read_and_starts_nothing_unasked():
     assert not any(schedule.active for schedule in shipped)
 
 
+def test_an_editor_s_hidden_files_are_no_schedules_and_capitals_do_not_matter(tmp_path):
+    write(tmp_path, "deployment: train/demo\ninterval: 3600\n").joinpath("mine.yaml").rename(
+        tmp_path / "HOURLY.YML"
+    )
+    (tmp_path / ".hidden.yaml").write_text("half of")
+    assert [schedule.name for schedule in load_schedules(tmp_path)] == ["HOURLY"]
+
+
 def test_a_schedule_is_read_with_its_defaults(tmp_path):
     text = "deployment: train/demo\ninterval: 3600\nset: [iterations=2]\n"
     (schedule,) = load_schedules(write(tmp_path, text))

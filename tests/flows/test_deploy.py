@@ -160,6 +160,10 @@ def test_each_kind_of_pool_is_told_how_to_start_a_run(server, tmp_path):
             {"deployment": "ablate/study", "interval": 5, "parameters": {"stdy": "demo"}},
             "unknown parameter 'stdy'",
         ),
+        (
+            {"deployment": "promote/model", "interval": 5},
+            "bad.yaml: 'parameters' must say run, which has no default",
+        ),
         ({"deployment": "ablate/study", "interval": 5, "set": ["a=b"]}, "'set' changes a preset"),
         (
             {"deployment": "train/demo", "interval": 5, "set": ["loss.clp=1"]},
