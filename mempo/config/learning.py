@@ -146,7 +146,8 @@ class Learner(Settings):
     micro_tokens: Positive = Field(
         default=8192,
         description="Tokens of one forward and backward pass. What rows share at their beginning "
-        "counts once, and is computed again in each pass; padding counts.",
+        "counts once, and is computed again in each pass; padding counts. Passes without gradients "
+        "may have twice the tokens of their first row.",
     )
     lora_rank: int = Field(
         default=0,

@@ -228,9 +228,9 @@ class DeepSpeedLearner(TorchLearner):
 
         return deepspeed.zero.GatheredParameters(cut, modifier_rank=0 if write else None)
 
-    def _shares(self, rows: Sequence[Row]) -> Iterator[Share]:
+    def _shares(self, rows: Sequence[Row], *, graph: bool = True) -> Iterator[Share]:
         """Every n-th micro-batch; all ranks get equally many, for each pass is a collective one."""
-        batches = self._batches(rows)
+        batches = self._batches(rows, graph)
         rounds = -(-len(batches) // self.ranks)
         for number in range(rounds):
             at, last = number * self.ranks + self.rank, number == rounds - 1

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from mempo.learners.shared import common, flat_inputs, lay_out
+from mempo.learners.shared import flat_inputs, lay_out, reused
 from mempo.types import Row
 
 
@@ -39,20 +39,30 @@ class MicroBatch:
     tokens: int  # that go through it, padding excluded
 
 
-def micro_batches(rows: Sequence[Row], micro_tokens: int, *, shared: bool) -> list[MicroBatch]:
+def micro_batches(
+    rows: Sequence[Row], micro_tokens: int, *, shared: bool, graph: bool = True
+) -> list[MicroBatch]:
     """Batches of at most `micro_tokens` tokens, padding included.
 
     A row longer than the budget is a batch of its own. Rows without a target are left out.
+
+    graph: there will be a backward pass. Without one little is kept of each token, so a shared
+    batch may have twice the tokens of its first row: else a history longer than the budget would
+    begin again for each of its steps, and their cost grow with the square of their number.
     """
     useful = [i for i, row in enumerate(rows) if row.targets]
-    return (_shared_batches if shared else _padded_batches)(rows, useful, micro_tokens)
+    if shared:
+        return _shared_batches(rows, useful, micro_tokens, 0 if graph else 2)
+    return _padded_batches(rows, useful, micro_tokens)
 
 
-def _shared_batches(rows: Sequence[Row], useful: list[int], micro_tokens: int) -> list[MicroBatch]:
+def _shared_batches(
+    rows: Sequence[Row], useful: list[int], micro_tokens: int, firsts: int
+) -> list[MicroBatch]:
     """In the order of the ids; a batch that is at least half full ends where least is shared.
 
-    It has at most `micro_tokens` targets, too: rows that are the same are no tokens more, but each
-    has logits of its own.
+    It may have `firsts` times the tokens of its first row, and at most `micro_tokens` targets: rows
+    that are the same are no tokens more, but each has logits of its own.
 
     What rows share is computed again where a batch ends inside it, so questions are kept together,
     and then rollouts.
@@ -60,21 +70,20 @@ def _shared_batches(rows: Sequence[Row], useful: list[int], micro_tokens: int) -
     tokens = {i: needed(rows[i]) for i in useful}
     order = sorted(useful, key=tokens.__getitem__)
     ids = [tokens[i] for i in order]
-    again = [0, *(common(a, b) for a, b in pairwise(ids))]  # of row n, what n - 1 has too
+    again = [0, *(reused(a, b) for a, b in pairwise(ids))]  # of row n, what n - 1 has too
     batches, start = [], 0
     while start < len(order):
         held, stop = [len(ids[start])], start + 1  # tokens of the batch up to each of its rows
+        most = max(micro_tokens, firsts * len(ids[start]))
         targets = rows[order[start]].targets
         while stop < len(order):
             new = len(ids[stop]) - again[stop]
             targets += rows[order[stop]].targets
             if targets > micro_tokens:
                 break
-            if held[-1] + new > micro_tokens:
-                late = [
-                    m for m in range(stop, start, -1) if 2 * held[m - 1 - start] >= micro_tokens
-                ]
-                stop = min(late, key=again.__getitem__, default=stop)
+            if held[-1] + new > most:
+                late = [m for m in range(stop, start, -1) if 2 * held[m - 1 - start] >= most]
+                stop = min(late, key=lambda m: again[m] / held[m - 1 - start], default=stop)
                 break
             held.append(held[-1] + new)
             stop += 1

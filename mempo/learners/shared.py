@@ -4,8 +4,11 @@ The rows of a batch are a prefix tree. It is laid out flat, as one row of segmen
 a sequence that no earlier one (in the order of their ids) has had at the same place. All that a
 model does token by token then runs on these alone, and attention runs segment by segment: over the
 keys of the tokens that stand before it in its sequence, wherever these lie, and causally over its
-own. Positions count along the sequence. So every value is that of the sequence alone, gradients
-flow through what is shared, and no mask is larger than a segment.
+own. Positions count along the sequence. So every value is that of the sequence alone, and gradients
+flow through what is shared.
+
+A segment that continues others needs a mask, its tokens times those of its whole sequence; one that
+begins a sequence needs none. So a long segment begins anew rather than share a little (`reused`).
 
 The question of a group, the history that a step continues, memories that are the same: all are
 shared beginnings.
@@ -79,7 +82,7 @@ def lay_out(sequences: Sequence[list[int]]) -> Layout:
     path: list[tuple[int, int]] = []  # of `last`, its own segment included
     for i in sorted(range(len(sequences)), key=lambda i: sequences[i]):
         ids = sequences[i]
-        start = common(last, ids)
+        start = reused(last, ids)
         path = _cut(path, start)
         if size := len(ids) - start:
             layout.segments.append(Segment(size, tuple(path)))
@@ -92,12 +95,19 @@ def lay_out(sequences: Sequence[list[int]]) -> Layout:
     return layout
 
 
-def common(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens two sequences share at their beginning."""
-    for n, (x, y) in enumerate(zip(a, b, strict=False)):
-        if x != y:
-            return n
-    return min(len(a), len(b))
+LONG = 512  # tokens of a segment, from which its mask is dear
+LITTLE = 1 / 8  # of such a segment: not worth the mask
+
+
+def reused(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens of `b` are not computed again after `a`: their common beginning, or none.
+
+    None where `b` goes on for long and the beginning is little of that.
+    """
+    pairs = enumerate(zip(a, b, strict=False))
+    n = next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
+    own = len(b) - n
+    return 0 if own > LONG and n < own * LITTLE else n
 
 
 def _cut(path: Sequence[tuple[int, int]], length: int) -> list[tuple[int, int]]:

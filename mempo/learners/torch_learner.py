@@ -104,7 +104,7 @@ class TorchLearner:
                 else "this learner was made without a copy of previous weights (pipeline is sync)"
             )
         results: dict[int, np.ndarray] = {}
-        for share in self._shares(rows):
+        for share in self._shares(rows, graph=False):
             chosen = [rows[i] for i in share.rows]
             logits, targets = self._logits(model, chosen)
             if share.counts:
@@ -231,15 +231,16 @@ class TorchLearner:
 
     # What a learner of several ranks does otherwise.
 
-    def _shares(self, rows: Sequence[Row]) -> Iterator[Share]:
-        """The micro-batches that this process computes."""
-        batches = self._batches(rows)
+    def _shares(self, rows: Sequence[Row], *, graph: bool = True) -> Iterator[Share]:
+        """The micro-batches that this process computes; `graph` as in `micro_batches`."""
+        batches = self._batches(rows, graph)
         for batch in batches:
             yield Share(batch.rows, counts=True, last=batch is batches[-1])
 
-    def _batches(self, rows: Sequence[Row]) -> list[MicroBatch]:
+    def _batches(self, rows: Sequence[Row], graph: bool) -> list[MicroBatch]:
         """The micro-batches of all processes, their tokens counted."""
-        batches = micro_batches(rows, self.settings.micro_tokens, shared=self.shared)
+        budget = self.settings.micro_tokens
+        batches = micro_batches(rows, budget, shared=self.shared, graph=graph)
         self.tokens += sum(batch.tokens for batch in batches)
         return batches
 

@@ -113,6 +113,35 @@ def test_equal_rows_share_their_tokens_and_not_their_logits() -> None:
     assert sorted(i for batch in found for i in batch.rows) == list(range(16))
 
 
+def history(steps: int, tokens: int) -> list[Row]:
+    """An answer of two tokens after each step of a history that grows by `tokens` a step."""
+    ids = [7 + n for n in range(steps * tokens)]
+    return [row([*ids[: t * tokens], 5, 6], t * tokens + 1) for t in range(1, steps + 1)]
+
+
+def through(rows: list[Row], budget: int) -> int:
+    return sum(batch.tokens for batch in micro_batches(rows, budget, shared=True, graph=False))
+
+
+def test_a_history_longer_than_the_budget_is_not_begun_again_at_each_step() -> None:
+    """Twice the steps are about twice the tokens, and never more than each token three times."""
+    once = 64 * 10 + 64  # all tokens, and one of each answer before its target
+    assert through(history(64, 10), 10_000) == once
+    assert through(history(64, 10), 40) <= 3 * once
+    assert through(history(128, 10), 40) <= 2.5 * through(history(64, 10), 40)
+    # By hand, budget 20: step 1 has 11 tokens, so step 2 goes with it (22); step 3 begins again
+    # with 31, so 4 and 5 go with it (53, of at most 62); step 6 with 61, and 7.
+    assert through(history(7, 10), 20) == (11 + 11) + (31 + 22) + (61 + 11)
+
+
+@given(family(), st.integers(1, 80))
+def test_without_a_graph_a_batch_is_bounded_by_its_first_row(made: list[Row], budget: int) -> None:
+    for batch in micro_batches(made, budget, shared=True, graph=False):
+        ids = sorted(needed(made[i]) for i in batch.rows)
+        assert batch.tokens == len(lay_out(ids).ids)
+        assert batch.tokens <= max(budget, 2 * len(ids[0])) or len(ids) == 1
+
+
 def test_nothing_is_computed_after_the_last_target() -> None:
     assert needed(row([3, 4, 5, 6, 7], 1, 3)) == [3, 4, 5]
 

@@ -92,6 +92,18 @@ def test_a_layout_by_hand() -> None:
     ]  # fmt: skip
 
 
+def test_a_long_segment_begins_anew_rather_than_share_a_little() -> None:
+    """Its mask would have its tokens times all of its sequence."""
+    start, long = list(range(100, 164)), list(range(1000, 1600))
+    layout = lay_out([[*start, 3], [*start, *long]])
+    assert [(s.size, s.path) for s in layout.segments] == [(65, ()), (664, ())]
+    more = [*start, *range(200, 220)]  # 84 of 600 tokens, and more than an eighth
+    layout = lay_out([[*more, 3], [*more, *long]])
+    assert [(s.size, s.path) for s in layout.segments] == [(85, ()), (600, ((0, 84),))]
+    layout = lay_out([[*start, 3], [*start, *long[:512]]])
+    assert [(s.size, s.path) for s in layout.segments] == [(65, ()), (512, ((0, 64),))]
+
+
 @given(sequences)
 def test_a_layout_holds_every_prefix_once_and_every_sequence_whole(of: list[list[int]]) -> None:
     layout = lay_out(of)
