@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
@@ -41,15 +41,16 @@ KEYS = (
 )  # fmt: skip
 
 
-def measure_all(parts: Sequence[str], model: str, rounds: int) -> dict[str, Any]:
-    """Run parts one after another; all that they found.
+def measure_all(
+    parts: Sequence[str], model: str, rounds: int, keep: Callable[[dict[str, Any]], None]
+) -> dict[str, Any]:
+    """Run parts one after another; all that they found, which `keep` gets after each part.
 
     Keys of `KEYS` hold the medians of what was measured; `spread` [least, most] of each ratio;
     `cpu` [median, least, most] of those of CPU time, which other work on the machine disturbs less;
     `parts` and `machines` the laps, the other facts and the state of the machine, by part.
     """
     found: dict[str, Any] = {}
-    ratios: dict[str, dict[str, float]] = {}
     record: dict[str, Any] = {"spread": {}, "cpu": {}, "others": {}, "parts": {}, "machines": {}}
     for part in parts:
         say(f"{part}: {PARTS[part]}")
@@ -60,14 +61,14 @@ def measure_all(parts: Sequence[str], model: str, rounds: int) -> dict[str, Any]
             if code:
                 raise RuntimeError(f"bench {part} ended with status {code}; its lines are above")
             done = json.loads(out.read_text())
-        ratios |= done["ratios"]
         record["parts"][part] = {"laps": done["laps"], "facts": done["facts"]}
         record["machines"][part] = done["machine"]
         record["machines"][part]["model"] = done["model"]
         record["cpu"] |= {k: [r["median"], r["least"], r["most"]] for k, r in done["cpu"].items()}
-    for key, value in ratios.items():
-        (found if key in KEYS else record["others"])[key] = value["median"]
-        record["spread"][key] = [value["least"], value["most"]]
+        for key, value in done["ratios"].items():
+            (found if key in KEYS else record["others"])[key] = value["median"]
+            record["spread"][key] = [value["least"], value["most"]]
+        keep({**found, **record})
     return {**found, **record}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -68,7 +68,9 @@ def bench(
         if json_file:
             json_file.parent.mkdir(parents=True, exist_ok=True)
         stay_offline(model if model not in ("random", "tiny") else "")
-        found = measure_all(parts or list(PARTS), model, rounds)
-        print(table(found))
-        if json_file:
-            write(found, json_file)
+
+        def keep(found: dict[str, Any]) -> None:
+            if json_file:
+                write(found, json_file)
+
+        print(table(measure_all(parts or list(PARTS), model, rounds, keep)))

@@ -37,6 +37,7 @@ from mempo.types import Completion, Question, Step, Trajectory
 LR = 1e-6  # TRL's default
 MICRO_TOKENS = 1536  # a question's prompt and its eight outputs
 TRL_MICRO_BATCHES = (8, 4)
+TRL_DEFAULT = 8  # its per_device_train_batch_size
 
 
 def reward(ids: Sequence[int]) -> float:
@@ -145,7 +146,7 @@ def measure(
         del trainer
     best = min(tries, key=tries.__getitem__)
     found.facts["grpo, TRL's best micro-batch"] = best
-    peers = {"grpo, TRL": trl(rows, True), "grpo, TRL tuned": trl(best, False)}
+    peers = {"grpo, TRL": trl(min(TRL_DEFAULT, rows), True), "grpo, TRL tuned": trl(best, False)}
     arms |= {peer: one.step for peer, one in peers.items()}
     found.laps = race(arms, rounds=rounds, say=say)
     _add_parts(found, ours, name)

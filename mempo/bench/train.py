@@ -25,7 +25,7 @@ MICRO_TOKENS = (2048, 8192)
 class PackedLearner(TorchLearner):
     """Rows side by side in one flat row, each whole: no padding, and nothing shared."""
 
-    def _batches(self, rows: Sequence[Row]) -> list[MicroBatch]:
+    def _batches(self, rows: Sequence[Row], graph: bool) -> list[MicroBatch]:
         batches: list[MicroBatch] = []
         for i, row in enumerate(rows):
             tokens = len(needed(row))

@@ -115,15 +115,26 @@ def test_rollouts_make_all_their_tokens(tiny: Subject, one_engine: None) -> None
 GRPO: dict[str, Any] = {"questions": 2, "group": 4, "prompt": 12, "output": 6}
 
 
+class OfUnequalLengths(Subject):
+    """A model that ends early now and then: with equal lengths the loss is 0 whatever it is."""
+
+    def model(self, dtype: str) -> Any:
+        model = super().model(dtype)
+        with torch.no_grad():
+            model.get_output_embeddings().weight[self.codec.eos_id] *= 25
+        return model
+
+
 def test_a_step_of_trl_has_our_loss_and_gradient(
     tiny: Subject, one_engine: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("trl")
     from mempo.bench.trl_step import TrlStep
 
-    ours = grpo.Ours(tiny, "transformers", GRPO, "float32")
+    subject = OfUnequalLengths(**vars(tiny))
+    ours = grpo.Ours(subject, "transformers", {**GRPO, "output": 30}, "float32")
     theirs = TrlStep(
-        tiny, ours.prompts, grpo.reward, group=4, output=6, dtype="float32", micro_batch=8,
+        subject, ours.prompts, grpo.reward, group=4, output=30, dtype="float32", micro_batch=8,
         checkpointing=True,
     )  # fmt: skip
     with warnings.catch_warnings():
@@ -141,6 +152,7 @@ def test_a_step_of_trl_has_our_loss_and_gradient(
     with pytest.warns(UserWarning, match="log-probs"):
         metrics = ours.update(done)
     assert float(seen["advantages"].abs().max()) > 0.5
+    assert abs(theirs.logged["loss"]) > 1e-3
     assert metrics["loss/grad_norm"] == pytest.approx(theirs.logged["grad_norm"], rel=1e-4)
     assert metrics["loss/policy"] == pytest.approx(theirs.logged["loss"], abs=1e-5)
 
