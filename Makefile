@@ -33,8 +33,9 @@ demo: $(VENV)/.installed
 		$(BIN)/mempo ablate demo; \
 	fi
 
+# A process for each of two cores; a file's tests share what they start, so they stay together.
 test: lint
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

@@ -16,6 +16,9 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+if "PYTEST_XDIST_WORKER" in os.environ:  # a process for each core, so one thread for each process
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 settings.register_profile("mempo", deadline=None)  # a busy machine is no failure
 settings.load_profile("mempo")
 
