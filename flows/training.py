@@ -107,8 +107,11 @@ class Training:
         say(f"going on after iteration {done} of {self.experiment.iterations}", self.label)
         where = (begun.folder, self.record.folder / WEIGHTS)
         stages.run(stages.restore, self.experiment.cluster, self.models, *where, done)
+        ahead = begun.state.get("ahead", {})
         if self._rollouts(done + 1).is_file():  # sampled by the weights before: as they were
-            self.ahead.update(begun.state.get("ahead", {}))
+            self.ahead.update(ahead)
+        elif ahead:
+            say(f"warning: the rollouts of iteration {done + 1} are gone; they are sampled anew")
         self.record.log(_with_total_time(begun.state["metrics"]), done)
         self._note(begun.folder, done, begun.state)
         self._show(done, begun.state["measured"])  # it may have been cut off before

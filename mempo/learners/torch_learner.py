@@ -280,7 +280,8 @@ def _targets(chosen: Sequence[TrainRow], logp_N: torch.Tensor) -> Targets:
 
     def joined_if_all(parts: Sequence[np.ndarray | None]) -> torch.Tensor | None:
         known = [part for part in parts if part is not None]
-        return joined(known) if len(known) == len(parts) else None
+        assert len(known) in (0, len(parts)), "of all rows or of none"
+        return joined(known) if known else None
 
     counts = torch.tensor([r.row.targets for r in chosen])
     old = joined_if_all([r.old_logprobs for r in chosen])
