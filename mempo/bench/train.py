@@ -19,7 +19,7 @@ from mempo.types import Row
 
 ROLLOUTS, STEPS = 16, 4
 SIZES = Sizes(head=256, memory=40, said=34, reply=64, spread=0.5)  # 78 tokens a step
-MICRO_TOKENS = (2048, 8192)
+MICRO_TOKENS = (1024, 2048, 8192)
 
 
 class PackedLearner(TorchLearner):
