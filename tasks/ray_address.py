@@ -28,6 +28,10 @@ def check_ray(address: str) -> None:
             connection.sendall(_HTTP2_HELLO)
             answer = connection.recv(9)
     except OSError as error:
+        from tasks.supervisor import running
+
+        if ours := running().get("ray"):  # on a port that its user chose
+            cure = f"the Ray of `mempo up` is at {ours}: --set cluster.address={ours}"
         raise ValueError(
             f"cluster.address: nothing answers at {address} ({error}); {cure}"
         ) from None

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import pytest
 
 from mempo.config import Cluster
+from tasks import supervisor
 from tasks.ray_address import check_ray, same_ray, split_address
 from tasks.ray_cluster import connect_ray
 
@@ -54,6 +55,12 @@ def test_fault_47_a_closed_port_is_an_error(closed_port):
     message = refused_without_any_ray(f"127.0.0.1:{closed_port}")
     assert f"nothing answers at 127.0.0.1:{closed_port}" in message
     assert "ray start --head" in message
+
+
+def test_the_ray_of_mempo_up_on_another_port_is_named(closed_port, monkeypatch):
+    monkeypatch.setattr(supervisor, "running", lambda: {"ray": "127.0.0.1:7001"})
+    message = refused_without_any_ray(f"127.0.0.1:{closed_port}")
+    assert message.endswith("--set cluster.address=127.0.0.1:7001")
 
 
 def test_fault_47_a_closed_client_port_is_an_error(closed_port):
