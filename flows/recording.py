@@ -133,7 +133,8 @@ def recorded(
         tracker.finish(run_id, "FAILED", redacted(f"{type(error).__name__}: {error}")[:500])
         raise
     except BaseException as stop:  # Ctrl-C, or Prefect cancels the flow: `flows.stopping`
-        tracker.finish(run_id, "KILLED", type(stop).__name__)
+        pressed = isinstance(stop, KeyboardInterrupt)
+        tracker.finish(run_id, "KILLED", "stopped" if pressed else type(stop).__name__)
         raise
     tracker.finish(run_id, "FINISHED")
 

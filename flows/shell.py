@@ -58,7 +58,7 @@ def stay_offline(*models: str) -> None:
 
 def complain(text: str) -> None:
     """One line on stderr, whatever line breaks the text has, without passwords."""
-    print(f"mempo: {redacted(' '.join(text.split()))}", file=sys.stderr)
+    print(f"mempo: {' '.join(redacted(text).split())}", file=sys.stderr)
 
 
 def _stop(*_: object) -> None:

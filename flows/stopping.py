@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from contextvars import copy_context
 from typing import ParamSpec, TypeVar
 
+from flows.progress import say
 from tasks import placement
 
 P = ParamSpec("P")
@@ -17,10 +19,11 @@ T = TypeVar("T")
 def stoppable(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """The result of a call that a thread of its own makes, while the main one waits for signals.
 
-    A signal raises in the main thread, wherever that is. In the middle of a transaction this left
-    SQLite locked against the write that closes the run; from a serialiser or Ray it came out as
-    another exception, and from a finaliser not at all. So the call itself is never interrupted:
-    its actors are killed, and where it next waits for one it gets a KeyboardInterrupt.
+    A signal raises in the main thread, wherever that is. In the middle of a transaction it would
+    leave SQLite locked against the write that closes the run; from a serialiser or Ray it would
+    come out as another exception, and from a finaliser not at all. So the call itself is never
+    interrupted: its actors are killed, and where it next waits for one it gets a KeyboardInterrupt.
+    Further signals change nothing.
     """
     if threading.current_thread() is not threading.main_thread():  # a sub-flow: its parent's wait
         return call(*args, **kwargs)
@@ -37,7 +40,10 @@ def stoppable(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         threading.Thread(target=make, name="flow").start()
         return made.result()
     except BaseException:
-        if not made.cancel():  # it has begun: it closes what it opened
+        if not made.cancel() and not made.done():  # it has begun: it closes what it opened
             with placement.stopped():
-                wait([made])
+                while not made.done():
+                    with suppress(BaseException):  # whoever presses Ctrl-C again
+                        say("stopping: the run is being closed")
+                        wait([made])
         raise

@@ -97,6 +97,8 @@ def _lines(folder: Path, start: int) -> Iterator[tuple[int, Line]]:
     with path.open("rb") as stream:
         stream.seek(start)
         for raw in stream:
+            if not raw.endswith(b"\n"):
+                return  # a writer is at it, or was killed: see append
             begun, start = start, start + len(raw)
             try:
                 entry = json.loads(raw)

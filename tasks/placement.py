@@ -6,7 +6,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from math import ceil
 from typing import Any
@@ -22,6 +22,7 @@ from tasks.learner_actors import ColdStart, Learner
 from tasks.sampler_actor import Sampler
 
 POLL_S = 2.0  # between looks at a cluster without room
+SLOT_POLL_S = 5.0  # that Prefect is asked for slots before a stop is looked for
 
 _live: set[Any] = set()  # actors that this process made and has not killed
 _stopping = threading.Event()
@@ -95,7 +96,20 @@ def gpu_slots(gpus: float, cluster: Cluster) -> Iterator[None]:
     if not gpus:
         yield
         return
-    with concurrency(GPU_LIMIT, occupy=ceil(gpus), timeout_seconds=cluster.timeout_s):
+    deadline = time.monotonic() + cluster.timeout_s
+    with ExitStack() as held:
+        while True:
+            check_stop()
+            left = deadline - time.monotonic()
+            try:
+                slots = concurrency(
+                    GPU_LIMIT, occupy=ceil(gpus), timeout_seconds=max(min(left, SLOT_POLL_S), 0.1)
+                )
+                held.enter_context(slots)
+                break
+            except TimeoutError:
+                if left <= SLOT_POLL_S:
+                    raise
         yield
 
 
@@ -168,9 +182,11 @@ def stopped() -> Iterator[None]:
         _stopping.set()
         for actor in list(_live):
             ray.kill(actor)
-    yield
-    if outermost:  # and where a second signal ends the block, they still are to stop
-        _stopping.clear()
+    try:
+        yield
+    finally:
+        if outermost:
+            _stopping.clear()
 
 
 def check_stop() -> None:
@@ -209,6 +225,7 @@ def _get(reference: Any, stage: str) -> Any:
     try:
         return ray.get(reference)
     except ray.exceptions.RayTaskError as error:  # raised inside the actor: show the cause itself
+        check_stop()  # then it may be a rank that lost the others
         raise (error.cause or error) from error
     except ray.exceptions.RayActorError as error:
         check_stop()
@@ -219,6 +236,7 @@ def _get(reference: Any, stage: str) -> Any:
             raise RuntimeError(f"a model could not be started ({name}: {reason})") from error
         raise ModelLost(f"stage {stage!r}: its actor died ({name}: {reason})") from error
     except ray.exceptions.ObjectLostError as error:  # with the node that had it
+        check_stop()
         raise ModelLost(f"stage {stage!r}: its result was lost with a node") from error
 
 

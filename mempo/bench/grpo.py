@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
+from math import gcd
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -146,7 +147,7 @@ def measure(
         del trainer
     best = min(tries, key=tries.__getitem__)
     found.facts["grpo, TRL's best micro-batch"] = best
-    peers = {"grpo, TRL": trl(min(TRL_DEFAULT, rows), True), "grpo, TRL tuned": trl(best, False)}
+    peers = {"grpo, TRL": trl(gcd(TRL_DEFAULT, rows), True), "grpo, TRL tuned": trl(best, False)}
     arms |= {peer: one.step for peer, one in peers.items()}
     found.laps = race(arms, rounds=rounds, say=say)
     _add_parts(found, ours, name)

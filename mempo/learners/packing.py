@@ -61,6 +61,8 @@ def _shared_batches(
 ) -> list[MicroBatch]:
     """In the order of the ids; a batch that is at least half full ends where least is shared.
 
+    Least of what it has by then, that is: it is what the next batch computes again.
+
     It may have `firsts` times the tokens of its first row, and at most `micro_tokens` targets: rows
     that are the same are no tokens more, but each has logits of its own.
 

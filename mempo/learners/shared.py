@@ -1,14 +1,15 @@
 """One row for many: tokens that rows share at their beginning go through the model once.
 
 The rows of a batch are a prefix tree. It is laid out flat, as one row of segments: the tokens of
-a sequence that no earlier one (in the order of their ids) has had at the same place. All that a
-model does token by token then runs on these alone, and attention runs segment by segment: over the
-keys of the tokens that stand before it in its sequence, wherever these lie, and causally over its
-own. Positions count along the sequence. So every value is that of the sequence alone, and gradients
-flow through what is shared.
+a sequence that the one before it (in the order of their ids) has not had at the same place. All
+that a model does token by token then runs on these alone, and attention runs segment by segment:
+over the keys of the tokens that stand before it in its sequence, wherever these lie, and causally
+over its own. Positions count along the sequence. So every value is that of the sequence alone, and
+gradients flow through what is shared.
 
 A segment that continues others needs a mask, its tokens times those of its whole sequence; one that
-begins a sequence needs none. So a long segment begins anew rather than share a little (`reused`).
+begins a sequence needs none, sliding windows aside. So a long segment begins anew rather than share
+a little (`reused`).
 
 The question of a group, the history that a step continues, memories that are the same: all are
 shared beginnings.
@@ -27,6 +28,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 NAME = "mempo_segments"  # the attention implementation, as transformers knows it
+KEPT = 2**24  # elements of masks that a pass without gradients keeps; others are made in each layer
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Segment:
         return sum(n for _, n in self.path)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Layout:
     """Sequences as segments: `ids` is the flat row, T its tokens."""
 
@@ -51,6 +53,7 @@ class Layout:
     where: list[list[int]]  # of each sequence, where its tokens lie in `ids`
     segments: list[Segment]
     masks: dict[tuple, torch.Tensor] = field(default_factory=dict)  # made at need, for all layers
+    kept: int = 0  # elements of them
 
     def mask(
         self, segment: Segment, window: int | None, groups: int, like: torch.Tensor
@@ -66,12 +69,18 @@ class Layout:
             if start == 0 or size == 1:
                 return None
         key = (start, size, window, groups, like.dtype, like.device)
-        if key not in self.masks:
-            distance = torch.arange(start, start + size)[:, None] - torch.arange(start + size)
-            seen = (distance >= 0) & (distance < (window or start + size))
-            mask = torch.zeros(seen.shape).masked_fill(~seen, float("-inf"))
-            self.masks[key] = mask.repeat(groups, 1).to(like)[None, None]
-        return self.masks[key]
+        if key in self.masks:
+            return self.masks[key]
+        at = torch.arange(start + size, device=like.device)
+        distance = at[start:, None] - at
+        unseen = (distance < 0) | (distance >= (window or start + size))
+        mask = torch.zeros_like(unseen, dtype=like.dtype).masked_fill_(unseen, float("-inf"))
+        mask = mask.repeat(groups, 1)[None, None]
+        # A backward pass needs all of them, so there each is one for all layers.
+        if torch.is_grad_enabled() or self.kept + mask.numel() <= KEPT:
+            self.masks[key] = mask
+            self.kept += mask.numel()
+        return mask
 
 
 def lay_out(sequences: Sequence[list[int]]) -> Layout:

@@ -9,7 +9,18 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from flows import bench
 from flows.cli import app
+
+
+def test_a_part_that_fails_takes_nothing_from_those_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(bench.PARTS, "none", "a part that there is not")
+    file = tmp_path / "found.json"
+    given = ["history", "none", "--model", "tiny", "--rounds", "1", "--json", str(file)]
+    assert CliRunner().invoke(app, ["bench", *given]).exit_code == 1
+    assert "score_history_growth_exponent" in json.loads(file.read_text())
 
 
 def test_parts_are_chosen_and_their_ratios_written(tmp_path: Path, capfd: Any) -> None:

@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from uuid import UUID
@@ -11,6 +13,7 @@ import pytest
 
 from conf.load import load
 from mempo.config import Cluster, Tracking
+from tasks import placement
 from tasks.tracking import Tracker
 
 pytestmark = [pytest.mark.services, pytest.mark.slow, pytest.mark.filterwarnings("default")]
@@ -90,11 +93,18 @@ def test_slots_of_runs_whose_process_is_gone_come_free(home: Path, client):
     assert client.read_flow_run(living.id).state.is_running()
 
 
-def test_runs_queue_for_gpus_where_prefect_has_a_limit(home: Path, client):
+def stop_for_a_while() -> None:
+    time.sleep(0.7)
+    with placement.stopped():
+        time.sleep(2)
+
+
+def test_runs_queue_for_gpus_where_prefect_has_a_limit(home: Path, client, monkeypatch):
     from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 
     from tasks.placement import GPU_LIMIT, gpu_slots
 
+    monkeypatch.setattr(placement, "SLOT_POLL_S", 0.5)
     with gpu_slots(2.0, Cluster(timeout_s=5)):
         pass  # nobody has made the limit
     client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=GPU_LIMIT, limit=2))
@@ -104,6 +114,11 @@ def test_runs_queue_for_gpus_where_prefect_has_a_limit(home: Path, client):
 
     with gpu_slots(1.5, Cluster(timeout_s=5)):  # half a GPU cannot be shared with another run
         assert taken() == 2
+        stop = threading.Thread(target=stop_for_a_while)
+        stop.start()
+        with pytest.raises(KeyboardInterrupt), gpu_slots(1.0, Cluster(timeout_s=3600)):
+            pass  # it queued until then
+        stop.join()
         with pytest.raises(TimeoutError), gpu_slots(1.0, Cluster(timeout_s=1)):
             pass
         with gpu_slots(0, Cluster()):

@@ -69,14 +69,17 @@ def test_the_command_becomes_a_worker_that_ends_with_ctrl_c(client, tmp_path):
     (place / "mine.yaml").write_text("address: head:6379\n")
     command = ["-m", "flows.cli", "serve", "--cluster", "mine.yaml", "--schedules", str(schedules)]
     env = {**os.environ, "PYTHONPATH": str(Path(CONF).parent)}
-    worker = subprocess.Popen(
-        [sys.executable, *command], cwd=place, env=env, stderr=subprocess.PIPE
-    )
+    with (tmp_path / "told").open("w") as told:
+        worker = subprocess.Popen(
+            [sys.executable, *command], cwd=place, env=env, stdout=told, stderr=subprocess.PIPE
+        )
     try:
         deadline = time.monotonic() + 240
-        while not any(w.status == "ONLINE" for w in client.read_workers_for_work_pool(POOL)):
+        # The server calls it ONLINE earlier, while a Ctrl-C may still be lost.
+        while "started!" not in (tmp_path / "told").read_text():
             assert worker.poll() is None and time.monotonic() < deadline
             time.sleep(1)
+        assert [w.status for w in client.read_workers_for_work_pool(POOL)] == ["ONLINE"]
         study = client.read_deployment_by_name("ablate/study").parameters
         assert study["cluster"] == str(place / "mine.yaml")
         experiment = client.read_deployment_by_name("train/demo").parameters["experiment"]

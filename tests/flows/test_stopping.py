@@ -54,6 +54,51 @@ def test_a_signal_tears_nothing_apart_and_ends_what_waits_for_a_model(
     placement.check_stop()  # the next run is not stopped
 
 
+def test_further_signals_do_not_cut_short_what_closes_a_run(prefects_handler):
+    happened = []
+
+    def run():
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            while True:
+                placement.check_stop()
+                time.sleep(0.01)
+        finally:
+            for _ in range(3):
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(0.1)
+            happened.append("closed")
+
+    with pytest.raises(KeyboardInterrupt):
+        stoppable(run)
+    assert happened == ["closed"]
+    placement.check_stop()
+
+
+def test_a_signal_before_the_thread_has_begun_starts_nothing(monkeypatch):
+    started = []
+
+    class Late(threading.Thread):
+        def start(self):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)  # interrupted
+
+    monkeypatch.setattr("flows.stopping.threading.Thread", Late)
+    with pytest.raises(KeyboardInterrupt):
+        stoppable(lambda: started.append("run"))
+    assert not started
+    placement.check_stop()
+
+
+def test_an_error_of_a_call_stops_nothing_else(monkeypatch):
+    def never():
+        raise AssertionError("the actors of other runs would be killed")
+
+    monkeypatch.setattr(placement, "stopped", never)
+    with pytest.raises(ValueError, match="my own"):
+        stoppable(int, "my own")
+
+
 def test_results_errors_and_the_context_pass_through():
     colour.set("red")
     assert stoppable(lambda a, *, b: (colour.get(), a, b), 1, b=2) == ("red", 1, 2)

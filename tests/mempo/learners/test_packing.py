@@ -134,12 +134,16 @@ def test_a_history_longer_than_the_budget_is_not_begun_again_at_each_step() -> N
     assert through(history(7, 10), 20) == (11 + 11) + (31 + 22) + (61 + 11)
 
 
-@given(family(), st.integers(1, 80))
-def test_without_a_graph_a_batch_is_bounded_by_its_first_row(made: list[Row], budget: int) -> None:
-    for batch in micro_batches(made, budget, shared=True, graph=False):
-        ids = sorted(needed(made[i]) for i in batch.rows)
-        assert batch.tokens == len(lay_out(ids).ids)
-        assert batch.tokens <= max(budget, 2 * len(ids[0])) or len(ids) == 1
+@given(family(), st.integers(1, 80), st.sampled_from([2, 512]))
+def test_without_a_graph_a_batch_is_bounded_by_its_first_row(
+    made: list[Row], budget: int, long: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mempo.learners.shared.LONG", long)  # segments of more may begin anew
+        for batch in micro_batches(made, budget, shared=True, graph=False):
+            ids = sorted(needed(made[i]) for i in batch.rows)
+            assert batch.tokens == len(lay_out(ids).ids)
+            assert batch.tokens <= max(budget, 2 * len(ids[0])) or len(ids) == 1
 
 
 def test_nothing_is_computed_after_the_last_target() -> None:

@@ -21,6 +21,7 @@ from transformers import (
 )
 
 from mempo.config import Learner
+from mempo.learners import shared
 from mempo.learners.packing import target_logits
 from mempo.learners.shared import Segment, flat_inputs, lay_out, takes_segments
 from mempo.learners.torch_learner import TorchLearner
@@ -116,9 +117,16 @@ def test_a_layout_holds_every_prefix_once_and_every_sequence_whole(of: list[list
 
 @pytest.mark.parametrize("name", MODELS)
 @settings(deadline=None, max_examples=40)
-@given(of=sequences)
-def test_values_are_those_of_each_sequence_alone(name: str, of: list[list[int]]) -> None:
-    for ids, got in zip(of, flat_values(MODELS[name], of), strict=True):
+@given(of=sequences, long=st.sampled_from([2, 512]), kept=st.sampled_from([0, 2**24]))
+def test_values_are_those_of_each_sequence_alone(
+    name: str, of: list[list[int]], long: int, kept: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shared, "LONG", long)  # segments of more tokens may begin anew
+        patch.setattr(shared, "LITTLE", 1.0)
+        patch.setattr(shared, "KEPT", kept)
+        values = flat_values(MODELS[name], of)
+    for ids, got in zip(of, values, strict=True):
         torch.testing.assert_close(got, alone(MODELS[name], ids), atol=1e-4, rtol=1e-4)
 
 
