@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,6 +32,8 @@ def serve(cluster: str, overrides: Sequence[str], limit: int, schedules: Path) -
     offer(cluster, overrides, limit, schedules)
     say(f"worker: takes runs of work pool {POOL}, {limit} at a time; Ctrl-C ends it")
     os.environ |= WORKER_ENV
+    # A background job of a script ignores SIGINT, which Prefect's worker sends itself to end.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.execv(sys.executable, [sys.executable, *WORKER])
 
 
