@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,16 +17,26 @@ from mempo.config.addresses import redacted
 from mempo.policies.shipped import BUILTIN
 
 DEBUG = "MEMPO_DEBUG"
+PATIENCE_S = 10.0
 
 
 @contextmanager
 def command() -> Iterator[None]:
     """Around each command: a quiet environment; what ends it early as one line and a status.
 
-    SIGTERM ends it as Ctrl-C does, so that runs are closed and nothing is left behind.
+    SIGTERM ends it as Ctrl-C does, so that runs are closed and nothing is left behind. Others that
+    follow within PATIENCE_S are passed over: they would cut that closing short.
     """
     _be_quiet()
-    before = signal.signal(signal.SIGTERM, _stop)
+    last = -PATIENCE_S
+
+    def stop(*_: object) -> None:
+        nonlocal last
+        if time.monotonic() - last >= PATIENCE_S:
+            last = time.monotonic()
+            raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     except typer.Exit:
@@ -47,7 +58,8 @@ def command() -> Iterator[None]:
         complain(f"{seen}{DEBUG}=1 shows the traceback")
         raise typer.Exit(1) from error
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def stay_offline(*models: str) -> None:
@@ -59,10 +71,6 @@ def stay_offline(*models: str) -> None:
 def complain(text: str) -> None:
     """One line on stderr, whatever line breaks the text has, without passwords."""
     print(f"mempo: {' '.join(redacted(text).split())}", file=sys.stderr)
-
-
-def _stop(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 def _be_quiet() -> None:

@@ -286,6 +286,21 @@ def test_sigterm_ends_a_command_as_ctrl_c_does(mempo, monkeypatch):
     assert signal.getsignal(signal.SIGTERM) == before
 
 
+def test_further_signals_do_not_cut_short_what_the_first_began(mempo, monkeypatch):
+    closed = []
+
+    def train(*_):
+        try:
+            signal.raise_signal(signal.SIGINT)
+        finally:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGTERM)
+            closed.append("run")
+
+    monkeypatch.setattr(run, "train", train)
+    assert mempo("train").exit_code == 130 and closed == ["run"]
+
+
 def test_ctrl_c_ends_with_130(mempo, monkeypatch):
     monkeypatch.setattr(run, "train", fail(KeyboardInterrupt()))
     result = mempo("train")
