@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from mempo.policies.distribution import Sampling
 from mempo.types import Completion, Request
 
 
-class Generating:
+class Generating(ABC):
     """Adds `generate` to a sampler of the agent loop."""
 
+    @abstractmethod
     def submit(self, number: int, request: Request, sampling: Sampling) -> None:
         """As in `mempo.agent.rollout.Sampler`."""
-        raise NotImplementedError("a sampler's own")
 
+    @abstractmethod
     def poll(self) -> list[tuple[int, Completion]]:
         """As in `mempo.agent.rollout.Sampler`."""
-        raise NotImplementedError("a sampler's own")
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
         """One completion a request, in order. A stop string stays in the ids."""

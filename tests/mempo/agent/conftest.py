@@ -72,7 +72,7 @@ class Replies:
     def questions(
         self, split: Split, count: int, *, objectives: int, key: tuple[str | int, ...]
     ) -> list[Question]:
-        raise NotImplementedError("the loop is given its questions")
+        raise AssertionError("the loop is given its questions")
 
     def reply(self, questions: Sequence[Question], queries: Sequence[str]) -> list[str | ToolError]:
         replies: list[str | ToolError] = []

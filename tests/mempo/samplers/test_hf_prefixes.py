@@ -232,7 +232,7 @@ class Waiting:
         return self.atlas.reply(questions, queries)
 
     def questions(self, *_: Any, **__: Any) -> list[Question]:
-        raise NotImplementedError("the loop is given its questions")
+        raise AssertionError("the loop is given its questions")
 
     def max_steps(self, question: Question) -> int:
         return self.atlas.max_steps(question)
