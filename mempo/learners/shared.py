@@ -27,6 +27,9 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from mempo.policies import attention
+from mempo.policies.attention import grouped
+
 NAME = "mempo_segments"  # the attention implementation, as transformers knows it
 KEPT = 2**24  # elements of masks that a pass without gradients keeps; others are made in each layer
 
@@ -145,7 +148,7 @@ def attend(
     query, key, value: [1, heads, T, head width] in the order of `layout.ids`.
     """
     if layout is None:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **settings)
+        return attention.attend(module, query, key, value, attention_mask, **settings)
     sizes = [s.size for s in layout.segments]
     queries, keys, values = (t.split(sizes, dim=2) for t in (query, key, value))
     pieces: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
@@ -165,28 +168,9 @@ def attend(
         if mask is None:
             out, _ = sdpa_attention_forward(module, queries[i], k, v, None, **settings)
         else:
-            out = _masked(queries[i], k, v, mask, settings.get("scaling"))
+            out = grouped(queries[i], k, v, mask, settings.get("scaling"))
         outputs.append(out)
     return torch.cat(outputs, dim=1), None  # [1, T, heads, head width]
-
-
-def _masked(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor,
-    scale: float | None,
-) -> torch.Tensor:
-    """[1, size, heads, head width]; query heads that share a key head are further rows of it.
-
-    So keys are not repeated for each head, which would cost more memory than sharing saves.
-    """
-    _, heads, size, width = query.shape
-    rows = query.reshape(1, key.shape[1], -1, width)
-    out = torch.nn.functional.scaled_dot_product_attention(
-        rows, key, value, attn_mask=mask, scale=scale
-    )
-    return out.reshape(1, heads, size, -1).transpose(1, 2)
 
 
 def flat_inputs(layout: Layout, device: Any) -> dict[str, Any]:

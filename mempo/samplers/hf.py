@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from mempo.draws import generator
+from mempo.policies.attention import attend_by_groups
 from mempo.policies.codec import Codec
 from mempo.policies.distribution import Sampling, truncate
 from mempo.policies.weights import load_weights
@@ -69,6 +70,7 @@ class TransformersSampler(Generating):
 
     def __init__(self, model: Any, codec: Codec, *, stop: Sequence[str], batch_size: int):
         self.model = model.eval()
+        attend_by_groups(model)
         self.codec = codec
         self.stop = tuple(stop)
         self.batch_size = batch_size

@@ -36,6 +36,7 @@ class Scripted(torch.nn.Module):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(1))
         self.generation_config = SimpleNamespace(eos_token_id=ends)
+        self.config = SimpleNamespace(_attn_implementation="none")
         self.vocabulary, self.scripts = vocabulary, scripts
 
     def forward(self, input_ids: torch.Tensor, past_key_values: Any = None, **_: Any) -> Any:
