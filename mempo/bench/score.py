@@ -12,9 +12,9 @@ from mempo.bench.race import Part, Say, race, timed
 from mempo.bench.subject import SIZES, Sizes, Subject, lived
 from mempo.config import Learner
 from mempo.credit.scoring import score_questions
-from mempo.learners.packing import target_logits
+from mempo.learners.packing import to_batch
+from mempo.learners.readout import read_targets
 from mempo.learners.torch_learner import TorchLearner
-from mempo.policies.distribution import logprobs_of
 from mempo.types import Row
 
 ROLLOUTS = 4
@@ -106,8 +106,8 @@ def padded(learner: TorchLearner, rows: Sequence[Row], size: int) -> list[np.nda
     values: list[np.ndarray] = []
     for at in range(0, len(rows), size):
         batch = rows[at : at + size]
-        logits, targets = target_logits(learner.model, batch, learner.codec.pad_id)
-        parts = logprobs_of(logits, targets).numpy()
+        laid_out = to_batch(batch, learner.codec.pad_id, "cpu", shared=False)
+        parts = read_targets(learner.model, laid_out)[0].numpy()
         values += np.split(parts, np.cumsum([row.targets for row in batch])[:-1])
     return values
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +11,7 @@ from mempo.bench.race import Part, PeakMemory, Say, race, timed
 from mempo.bench.subject import Sizes, Subject, lived
 from mempo.config import Learner, Loss
 from mempo.learners.loss import token_weights
-from mempo.learners.packing import Batch, MicroBatch, logits_of, needed, sampled_row
+from mempo.learners.packing import Batch, MicroBatch, needed, sampled_row
 from mempo.learners.shared import Layout, Segment, flat_inputs
 from mempo.learners.torch_learner import TorchLearner, TrainRow
 from mempo.types import Row
@@ -37,7 +36,7 @@ class PackedLearner(TorchLearner):
         self.tokens += sum(batch.tokens for batch in batches)
         return batches
 
-    def _logits(self, model: Any, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _laid_out(self, rows: Sequence[Row]) -> Batch:
         layout = Layout([], [], [], [])
         before, targets = [], []
         for row in rows:
@@ -48,13 +47,12 @@ class PackedLearner(TorchLearner):
             for i in (i for i, is_target in enumerate(row.mask) if is_target):
                 before.append(at + i - 1)
                 targets.append(row.ids[i])
-        device = next(model.parameters()).device
-        batch = Batch(
+        device = next(self.model.parameters()).device
+        return Batch(
             flat_inputs(layout, device),
             torch.tensor(before, device=device),
             torch.tensor(targets, device=device),
         )
-        return logits_of(model, batch), batch.targets
 
 
 def measure(

@@ -21,9 +21,11 @@ from safetensors.torch import load_file, save_file
 
 from mempo.config import Learner
 from mempo.learners.optimizer import parameter_groups
-from mempo.learners.packing import Batch, logits_of, to_batch
+from mempo.learners.packing import Batch
+from mempo.learners.readout import read_targets
 from mempo.learners.torch_learner import OPTIMIZER, Share, TorchLearner
 from mempo.policies.codec import Codec
+from mempo.policies.distribution import Sampling
 from mempo.policies.lora import is_adapter, merged_weights
 from mempo.types import Row
 
@@ -34,9 +36,11 @@ class _Policy(torch.nn.Module):
     def __init__(self, model: Any):
         super().__init__()
         self.model = model
+        # Read without a call of its module, whose hooks would gather it.
+        self.head = model.get_output_embeddings().weight
 
-    def forward(self, batch: Batch) -> torch.Tensor:
-        return logits_of(self.model, batch)
+    def forward(self, batch: Batch, sampling: Sampling | None, with_entropy: bool) -> Any:
+        return read_targets(self.model, batch, sampling, with_entropy=with_entropy)
 
 
 def join_ranks(rank: int, ranks: int, address: str) -> None:
@@ -239,11 +243,12 @@ class DeepSpeedLearner(TorchLearner):
             else:  # any row
                 yield Share(batches[-1].rows[-1:], counts=False, last=last)
 
-    def _logits(self, model: Any, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _read(
+        self, model: Any, batch: Batch, sampling: Sampling | None, *, with_entropy: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         if model is not self.model:  # the reference, or the previous weights
-            return super()._logits(model, rows)
-        batch = to_batch(rows, self.codec.pad_id, self.engine.device, shared=self.shared)
-        return self.engine(batch), batch.targets
+            return super()._read(model, batch, sampling, with_entropy=with_entropy)
+        return self.engine(batch, sampling, with_entropy)
 
     def _backward(self, objective: torch.Tensor, share: Share) -> None:
         self.engine.set_gradient_accumulation_boundary(share.last)

@@ -135,24 +135,6 @@ def to_batch(rows: Sequence[Row], pad_id: int, device: Any, *, shared: bool) -> 
     return Batch(inputs, torch.tensor(before, device=device), torch.tensor(targets, device=device))
 
 
-def target_logits(
-    model: Any, rows: Sequence[Row], pad_id: int, *, shared: bool = False
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits that predict each target of `rows`, and the targets themselves.
-
-    Returns ([N, V] in float32, [N] ids), N = all targets of all rows, row after row. Logit n is
-    the model's output one position before target n.
-    """
-    batch = to_batch(rows, pad_id, next(model.parameters()).device, shared=shared)
-    return logits_of(model, batch), batch.targets
-
-
-def logits_of(model: Any, batch: Batch) -> torch.Tensor:
-    """[N, V] float32 logits of the N targets of a batch."""
-    hidden = model.base_model(use_cache=False, **batch.inputs).last_hidden_state  # [B, T, D]
-    return model.get_output_embeddings()(hidden.flatten(0, 1)[batch.before]).float()
-
-
 def check_supported(model: Any) -> None:
     """Refuse models whose logits are more than the output embedding of the last hidden state."""
     for name in ("final_logit_softcapping", "logit_scale", "logits_scaling"):

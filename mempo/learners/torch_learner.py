@@ -17,12 +17,13 @@ import numpy as np
 import torch
 
 from mempo.config import Learner, Loss
-from mempo.learners.loss import Targets, entropy, total_loss
+from mempo.learners.loss import Targets, total_loss
 from mempo.learners.optimizer import MasterAdamW
-from mempo.learners.packing import MicroBatch, check_supported, micro_batches, target_logits
+from mempo.learners.packing import Batch, MicroBatch, check_supported, micro_batches, to_batch
+from mempo.learners.readout import read_targets
 from mempo.learners.shared import takes_segments
 from mempo.policies.codec import Codec
-from mempo.policies.distribution import Sampling, logprobs_of
+from mempo.policies.distribution import Sampling
 from mempo.policies.loading import load_into, recompute_activations
 from mempo.policies.lora import merged_weights
 from mempo.types import Row
@@ -106,10 +107,9 @@ class TorchLearner:
         results: dict[int, np.ndarray] = {}
         for share in self._shares(rows, graph=False):
             chosen = [rows[i] for i in share.rows]
-            logits, targets = self._logits(model, chosen)
+            logp, _ = self._read(model, self._laid_out(chosen), sampling)
             if share.counts:
-                parts = _by_row(logprobs_of(logits, targets, sampling), chosen)
-                results |= zip(share.rows, parts, strict=True)
+                results |= zip(share.rows, _by_row(logp, chosen), strict=True)
         results = self._joined(results)
         return [results.get(i, _NONE) for i in range(len(rows))]
 
@@ -151,14 +151,10 @@ class TorchLearner:
         seen: dict[int, np.ndarray] = {}
         for share in self._shares([r.row for r in useful]):
             chosen = [useful[i] for i in share.rows]
-            logits, targets = self._logits(self.model, [r.row for r in chosen])
-            logp = logprobs_of(logits, targets, sampling)
-            objective, metrics = total_loss(
-                logp,
-                entropy(logits if loss.entropy > 0 else logits.detach()),
-                _targets(chosen, logp.detach()),
-                loss,
-            )
+            batch = self._laid_out([r.row for r in chosen])
+            logp, entropy = self._read(self.model, batch, sampling, with_entropy=True)
+            assert entropy is not None
+            objective, metrics = total_loss(logp, entropy, _targets(chosen, logp.detach()), loss)
             self._backward(objective, share)
             if share.counts:
                 seen |= zip(share.rows, _by_row(logp, [r.row for r in chosen]), strict=True)
@@ -187,9 +183,8 @@ class TorchLearner:
         used = [(row, c) for row, c in zip(rows, coefficients, strict=True) if c]
         for share in self._shares([row for row, _ in used]):
             chosen = [used[i] for i in share.rows]
-            logits, targets = self._logits(self.model, [row for row, _ in chosen])
+            logp, _ = self._read(self.model, self._laid_out([row for row, _ in chosen]), sampling)
             weights = np.concatenate([np.full(row.targets, c) for row, c in chosen])
-            logp = logprobs_of(logits, targets, sampling)
             self._backward((logp * torch.from_numpy(weights).to(logp)).sum(), share)
         return self._step(self.settings.lr)
 
@@ -201,10 +196,9 @@ class TorchLearner:
         count = sum(r.targets for r in rows)
         total = 0.0
         for share in self._shares(rows):
-            chosen = [rows[i] for i in share.rows]
-            logits, targets = self._logits(self.model, chosen)
-            logits = logits.div_(temperature)  # in place: a copy is [targets, vocabulary]
-            loss = torch.nn.functional.cross_entropy(logits, targets, reduction="sum") / count
+            batch = self._laid_out([rows[i] for i in share.rows])
+            logp, _ = self._read(self.model, batch, Sampling(temperature))
+            loss = -logp.sum() / count
             self._backward(loss, share)
             total += float(loss.detach()) * share.counts
         total = self._summed({"loss": total})["loss"]
@@ -244,8 +238,15 @@ class TorchLearner:
         self.tokens += sum(batch.tokens for batch in batches)
         return batches
 
-    def _logits(self, model: Any, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
-        return target_logits(model, rows, self.codec.pad_id, shared=self.shared)
+    def _laid_out(self, rows: Sequence[Row]) -> Batch:
+        device = next(self.model.parameters()).device
+        return to_batch(rows, self.codec.pad_id, device, shared=self.shared)
+
+    def _read(
+        self, model: Any, batch: Batch, sampling: Sampling | None, *, with_entropy: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """As `read_targets`."""
+        return read_targets(model, batch, sampling, with_entropy=with_entropy)
 
     def _gathered(self, parameters: Sequence[torch.nn.Parameter]) -> Any:
         """The block in which these parameters are whole."""

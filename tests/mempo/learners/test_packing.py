@@ -17,10 +17,10 @@ from mempo.learners.packing import (
     micro_batches,
     needed,
     sampled_row,
-    target_logits,
+    to_batch,
 )
+from mempo.learners.readout import read_targets
 from mempo.learners.shared import lay_out
-from mempo.policies.distribution import logprobs_of
 from mempo.policies.tiny import tiny_model
 from mempo.types import Row
 
@@ -176,44 +176,25 @@ def model() -> Any:
 
 
 @torch.no_grad()
-def test_target_logits_are_those_of_the_full_forward_pass(model: Any) -> None:
-    batch = [row([3, 4, 5, 6, 7, 8], 2, 5), row([9, 10, 11], 1, 2), row([12, 13, 14, 15], 3)]
-    logits, targets = target_logits(model, batch, PAD)
-    assert targets.tolist() == [5, 8, 10, 11, 15]
-    assert logits.dtype == torch.float32
-    expected = [
-        model(input_ids=torch.tensor([r.ids])).logits[0, i - 1]
-        for r in batch
-        for i, m in enumerate(r.mask)
-        if m
-    ]
-    assert torch.stack(expected).shape == logits.shape == (5, 20)
-    torch.testing.assert_close(logits, torch.stack(expected), atol=1e-5, rtol=1e-5)
-
-
-def test_logits_are_float32_of_a_bfloat16_model() -> None:
-    half = tiny_model(20, 3, width=32, heads=2).bfloat16()
-    assert target_logits(half, [row([3, 4], 1)], PAD)[0].dtype == torch.float32
-
-
-@torch.no_grad()
 def test_fault_07_padding_is_decided_by_length(model: Any) -> None:
     """A pad id that is also a real token: ids [5, 6, 0] and a longer row beside it."""
     short = row([5, 6, 0], 1, 2)  # the end token (id 0) is sampled and trained
     long = row([7, 8, 9, 10, 11], 4)
-    alone = logprobs_of(*target_logits(model, [short], 0))
-    together, targets = target_logits(model, [long, short], 0)
-    assert targets.tolist() == [11, 6, 0]
-    torch.testing.assert_close(logprobs_of(together, targets)[1:], alone, atol=1e-5, rtol=0)
-    other, _ = target_logits(model, [long, short], 13)
-    assert torch.equal(other, together)  # the padding's id plays no part
+    alone = to_batch([short], 0, "cpu", shared=False)
+    together = to_batch([long, short], 0, "cpu", shared=False)
+    assert together.targets.tolist() == [11, 6, 0]
+    values, _ = read_targets(model, together)
+    torch.testing.assert_close(values[1:], read_targets(model, alone)[0], atol=1e-5, rtol=0)
+    other = to_batch([long, short], 13, "cpu", shared=False)
+    assert torch.equal(read_targets(model, other)[0], values)  # the padding's id plays no part
 
 
 @torch.no_grad()
 def test_fault_14_left_padded_right_padded_and_packed_rows_agree(model: Any) -> None:
     sequences = [[3, 4, 5, 6, 7, 8, 9], [10, 11, 12], [13, 14, 15, 16, 17]]
     batch = [row(ids, *range(1, len(ids))) for ids in sequences]
-    ours = logprobs_of(*target_logits(model, batch, PAD)).numpy()  # padded on the right
+    right = to_batch(batch, PAD, "cpu", shared=False)  # padded on the right
+    ours = read_targets(model, right)[0].numpy()
 
     naive = []  # logp[i] scores token i: softmax of the output at i - 1, row by row
     for ids in sequences:

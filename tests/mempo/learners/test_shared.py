@@ -22,11 +22,11 @@ from transformers import (
 
 from mempo.config import Learner
 from mempo.learners import shared
-from mempo.learners.packing import target_logits
+from mempo.learners.packing import to_batch
+from mempo.learners.readout import read_targets
 from mempo.learners.shared import Segment, flat_inputs, lay_out, takes_segments
 from mempo.learners.torch_learner import TorchLearner
 from mempo.policies.codec import Codec
-from mempo.policies.distribution import logprobs_of
 from mempo.policies.lora import add_adapters
 from mempo.policies.tiny import tiny_model
 from mempo.types import Row
@@ -153,7 +153,7 @@ def test_no_branch_leaks_into_another(name: str, of: list[list[int]], data: st.D
 
 def gradients(model: Any, rows: list[Row], *, shared: bool) -> list[torch.Tensor]:
     model.zero_grad()
-    logprobs_of(*target_logits(model, rows, 2, shared=shared)).sum().backward()
+    read_targets(model, to_batch(rows, 2, "cpu", shared=shared))[0].sum().backward()
     return [p.grad.clone() for p in model.parameters() if p.grad is not None]
 
 
