@@ -13,7 +13,7 @@ from mempo.bench.subject import SIZES, Sizes, Subject, lived
 from mempo.config import Learner
 from mempo.credit.scoring import score_questions
 from mempo.learners.packing import to_batch
-from mempo.learners.readout import read_targets
+from mempo.learners.readout import target_logprobs
 from mempo.learners.torch_learner import TorchLearner
 from mempo.types import Row
 
@@ -107,7 +107,7 @@ def padded(learner: TorchLearner, rows: Sequence[Row], size: int) -> list[np.nda
     for at in range(0, len(rows), size):
         batch = rows[at : at + size]
         laid_out = to_batch(batch, learner.codec.pad_id, "cpu", shared=False)
-        parts = read_targets(learner.model, laid_out)[0].numpy()
+        parts = target_logprobs(learner.model, laid_out)[0].numpy()
         values += np.split(parts, np.cumsum([row.targets for row in batch])[:-1])
     return values
 

@@ -22,12 +22,23 @@ from safetensors.torch import load_file, save_file
 from mempo.config import Learner
 from mempo.learners.optimizer import parameter_groups
 from mempo.learners.packing import Batch
-from mempo.learners.readout import read_targets
+from mempo.learners.readout import hidden_states, read_out
 from mempo.learners.torch_learner import OPTIMIZER, Share, TorchLearner
 from mempo.policies.codec import Codec
 from mempo.policies.distribution import Sampling
 from mempo.policies.lora import is_adapter, merged_weights
 from mempo.types import Row
+
+
+class _Head(torch.nn.Module):
+    """What reads hidden states out: a module, so that ZeRO 3 gathers its weights around that."""
+
+    def __init__(self, head: torch.nn.Linear):
+        super().__init__()
+        self.weight, self.bias = head.weight, head.bias
+
+    def forward(self, hidden: torch.Tensor, *rest: Any) -> Any:
+        return read_out(hidden, self.weight, self.bias, *rest)
 
 
 class _Policy(torch.nn.Module):
@@ -36,11 +47,11 @@ class _Policy(torch.nn.Module):
     def __init__(self, model: Any):
         super().__init__()
         self.model = model
-        # Read without a call of its module, whose hooks would gather it.
-        self.head = model.get_output_embeddings().weight
+        self.head = _Head(model.get_output_embeddings())
 
     def forward(self, batch: Batch, sampling: Sampling | None, with_entropy: bool) -> Any:
-        return read_targets(self.model, batch, sampling, with_entropy=with_entropy)
+        hidden = hidden_states(self.model, batch)
+        return self.head(hidden, batch.targets, sampling, with_entropy)
 
 
 def join_ranks(rank: int, ranks: int, address: str) -> None:

@@ -1,11 +1,10 @@
-"""Rows to tensors and back: the one place that knows the layouts of a training batch.
+"""Rows to tensors: the one place that knows the layouts of a training batch.
 
 Shared (`mempo.learners.shared`): what rows have in common at their beginning stands there once.
 Padded, for models whose attention does not take that: rows sorted by length and padded on the
 right. Under a causal mask no token sees padding to its right, so no attention mask is needed
 and padding is decided by length alone, whatever id it carries. In both, micro-batches have a
-bounded number of tokens, and logits are computed at the positions that are asked for and
-nowhere else.
+bounded number of tokens.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ def _shared_batches(
     Least of what it has by then, that is: it is what the next batch computes again.
 
     It may have `firsts` times the tokens of its first row, and at most `micro_tokens` targets: rows
-    that are the same are no tokens more, but each has logits of its own.
+    that are the same are no tokens more, but each has a gradient of its own logits.
 
     What rows share is computed again where a batch ends inside it, so questions are kept together,
     and then rollouts.
@@ -133,13 +132,3 @@ def to_batch(rows: Sequence[Row], pad_id: int, device: Any, *, shared: bool) -> 
         ids = [row.ids + [pad_id] * (width - len(row.ids)) for row in rows]
         inputs = {"input_ids": torch.tensor(ids, device=device)}
     return Batch(inputs, torch.tensor(before, device=device), torch.tensor(targets, device=device))
-
-
-def check_supported(model: Any) -> None:
-    """Refuse models whose logits are more than the output embedding of the last hidden state."""
-    for name in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
-        if getattr(model.config, name, None) not in (None, 1, 1.0):
-            raise ValueError(
-                f"policy.model: {type(model).__name__} rescales its logits ({name}), which the "
-                "learner does not reproduce; use a model without it"
-            )

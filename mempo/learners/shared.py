@@ -27,8 +27,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from mempo.policies import attention
-from mempo.policies.attention import grouped
+from mempo.policies.attention import asks_for_torch, grouped
+from mempo.policies.attention import attend as attend_rows
 
 NAME = "mempo_segments"  # the attention implementation, as transformers knows it
 KEPT = 2**24  # elements of masks that a pass without gradients keeps; others are made in each layer
@@ -148,7 +148,7 @@ def attend(
     query, key, value: [1, heads, T, head width] in the order of `layout.ids`.
     """
     if layout is None:
-        return attention.attend(module, query, key, value, attention_mask, **settings)
+        return attend_rows(module, query, key, value, attention_mask, **settings)
     sizes = [s.size for s in layout.segments]
     queries, keys, values = (t.split(sizes, dim=2) for t in (query, key, value))
     pieces: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
@@ -204,6 +204,8 @@ def takes_segments(model: Any) -> bool:
     layout = lay_out(sequences)
     device = next(model.parameters()).device
     try:
+        if asks_for_torch(model):
+            raise ValueError("its code looks at the name of the attention")
         model.set_attn_implementation(NAME)
         flat = flat_inputs(layout, device)
         hidden = model.base_model(use_cache=False, **flat).last_hidden_state[0]

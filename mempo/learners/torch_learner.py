@@ -19,8 +19,8 @@ import torch
 from mempo.config import Learner, Loss
 from mempo.learners.loss import Targets, total_loss
 from mempo.learners.optimizer import MasterAdamW
-from mempo.learners.packing import Batch, MicroBatch, check_supported, micro_batches, to_batch
-from mempo.learners.readout import read_targets
+from mempo.learners.packing import Batch, MicroBatch, micro_batches, to_batch
+from mempo.learners.readout import check_supported, target_logprobs
 from mempo.learners.shared import takes_segments
 from mempo.policies.codec import Codec
 from mempo.policies.distribution import Sampling
@@ -245,8 +245,8 @@ class TorchLearner:
     def _read(
         self, model: Any, batch: Batch, sampling: Sampling | None, *, with_entropy: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As `read_targets`."""
-        return read_targets(model, batch, sampling, with_entropy=with_entropy)
+        """As `target_logprobs`."""
+        return target_logprobs(model, batch, sampling, with_entropy=with_entropy)
 
     def _gathered(self, parameters: Sequence[torch.nn.Parameter]) -> Any:
         """The block in which these parameters are whole."""

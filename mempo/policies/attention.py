@@ -6,6 +6,8 @@ there is one query a head and all the keys so far, is little but that copy.
 
 from __future__ import annotations
 
+import inspect
+import sys
 from typing import Any
 
 import torch
@@ -45,8 +47,10 @@ def attend(
 ) -> tuple[torch.Tensor, None]:
     """transformers' attention by torch; of one query a head by groups. Without dropout."""
     groups = query.shape[1] // key.shape[1]
-    plain = settings.get("position_bias") is None and settings.get("cache") is None
-    if query.shape[2] > 1 or groups == 1 or not plain:
+    of_heads = settings.get("position_bias") is not None or (
+        attention_mask is not None and attention_mask.shape[1] > 1
+    )
+    if query.shape[2] > 1 or groups == 1 or of_heads:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **settings)
     mask = None if attention_mask is None else attention_mask.expand(-1, -1, groups, -1)
     return grouped(query, key, value, mask, settings.get("scaling")), None
@@ -56,5 +60,13 @@ def attend_by_groups(model: Any) -> None:
     """Let a model that uses torch's attention decode by groups."""
     AttentionInterface.register(NAME, attend)
     AttentionMaskInterface.register(NAME, sdpa_mask)
-    if model.config._attn_implementation == "sdpa":
+    if model.config._attn_implementation == "sdpa" and not asks_for_torch(model):
         model.set_attn_implementation(NAME)
+
+
+def asks_for_torch(model: Any) -> bool:
+    """Whether the model's code does something else where its attention is not torch's by name.
+
+    DeepSeek V3.2 does: its sparse mask goes to attention that is called 'eager' or 'sdpa' alone.
+    """
+    return '"sdpa"' in inspect.getsource(sys.modules[type(model).__module__])

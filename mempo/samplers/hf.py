@@ -191,6 +191,8 @@ class TransformersSampler(Generating):
         self._select(batch, where)
         finished = self._advance(batch, torch.cat(found)[where])
         if batch.rows:
+            if self._joins and self._batch is None:
+                kv.preallocate(batch.cache)
             self._batch = _joined(self._batch, batch)
         return finished
 

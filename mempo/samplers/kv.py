@@ -1,8 +1,8 @@
 """Keys and values of rows that decode together, and of prompts to begin rows from.
 
-A cache is transformers' own. All rows end at its last column, and what a row does not fill lies on
-its left, behind a mask; so columns that no row fills are cut off there, and rows of two caches are
-put together by filling up the shorter one there.
+A cache is transformers' own; the layers of one that decodes grow in place. All rows end at its last
+column, and what a row does not fill lies on its left, behind a mask; so columns that no row fills
+are cut off there, and rows of two caches are put together by filling up the shorter one there.
 """
 
 from __future__ import annotations
@@ -14,11 +14,52 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+FREE = 32  # columns that a cache grows by, at least
+
+
+class PreallocatedLayer(DynamicLayer):
+    """Keys and values with free columns behind them, so that a step does not copy all before it."""
+
+    _whole: tuple[torch.Tensor, torch.Tensor] | None = None  # with the free columns
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As transformers' layer: the new columns go behind the others."""
+        assert self.keys is not None and self.values is not None
+        n = self.keys.shape[-2]
+        stop = n + key_states.shape[-2]
+        if self._whole is None or stop > self._whole[0].shape[-2]:
+            columns = stop + max(FREE, n // 8)
+            self._whole = _with_room(self.keys, columns), _with_room(self.values, columns)
+        keys, values = self._whole
+        keys[..., n:stop, :] = key_states
+        values[..., n:stop, :] = value_states
+        self.keys, self.values = keys[..., :stop, :], values[..., :stop, :]
+        return self.keys, self.values
+
+    def put(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Hold these in place of the old ones."""
+        self._whole = None
+        self.keys, self.values = keys, values
+
+
+def preallocate(cache: Any) -> None:
+    """Let a cache that can be joined grow in place; layers with a sliding window stay as they are.
+
+    One that rows can begin from must not: `can_begin`.
+    """
+    for number, layer in enumerate(cache.layers):
+        if type(layer) is DynamicLayer:
+            made = cache.layers[number] = PreallocatedLayer()
+            vars(made).update(vars(layer))
+
 
 def can_join(cache: Any) -> bool:
     """Whether caches of this kind can be put together: all layers are keys and values by column."""
     layers = getattr(cache, "layers", [])
-    return bool(layers) and {type(x) for x in layers} <= {DynamicLayer, DynamicSlidingWindowLayer}
+    known = {DynamicLayer, PreallocatedLayer, DynamicSlidingWindowLayer}
+    return bool(layers) and {type(x) for x in layers} <= known
 
 
 def can_begin(cache: Any) -> bool:
@@ -35,8 +76,8 @@ def select(cache: Any, rows: Sequence[int], width: int) -> None:
     for layer in cache.layers:
         kept = min(width, layer.keys.shape[-2])
         index = index.to(layer.keys.device)
-        layer.keys = layer.keys[..., layer.keys.shape[-2] - kept :, :][index]
-        layer.values = layer.values[..., layer.values.shape[-2] - kept :, :][index]
+        start = layer.keys.shape[-2] - kept
+        _put(layer, layer.keys[..., start:, :][index], layer.values[..., start:, :][index])
         if layer.is_sliding:
             layer.cumulative_length = width
 
@@ -45,8 +86,8 @@ def join(cache: Any, other: Any) -> None:
     """Put the rows of `other` below those of `cache`."""
     for a, b in zip(cache.layers, other.layers, strict=True):
         width = max(a.keys.shape[-2], b.keys.shape[-2])
-        a.keys = torch.cat([_widened(a.keys, width), _widened(b.keys, width)])
-        a.values = torch.cat([_widened(a.values, width), _widened(b.values, width)])
+        keys = torch.cat([_widened(a.keys, width), _widened(b.keys, width)])
+        _put(a, keys, torch.cat([_widened(a.values, width), _widened(b.values, width)]))
         if a.is_sliding:
             a.cumulative_length = max(a.cumulative_length, b.cumulative_length)
 
@@ -77,6 +118,19 @@ def begin(stems: Sequence[Stem | None], tokens: Sequence[int], width: int) -> Dy
             filled.append(whole)
         cache.update(filled[0], filled[1], number)
     return cache
+
+
+def _put(layer: Any, keys: torch.Tensor, values: torch.Tensor) -> None:
+    if isinstance(layer, PreallocatedLayer):
+        layer.put(keys, values)
+    else:
+        layer.keys, layer.values = keys, values
+
+
+def _with_room(x: torch.Tensor, columns: int) -> torch.Tensor:
+    whole = x.new_empty((*x.shape[:-2], columns, x.shape[-1]))
+    whole[..., : x.shape[-2], :] = x
+    return whole
 
 
 def _widened(x: torch.Tensor, width: int) -> torch.Tensor:

@@ -26,21 +26,28 @@ from mempo.policies.lora import add_adapters
 from mempo.policies.tiny import tiny_model, tiny_tokenizer
 
 SETTINGS = Learner(lr=1e-2, grad_clip=0.5, micro_tokens=14)
-LOSS = Loss(kl=0.1, entropy=0.01)
+LOSS, PLAIN_LOSS = Loss(kl=0.1, entropy=0.01), Loss(kl=0.1)
+# Else weights as small as these stay whole after the first step.
+CUT = '{"zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0}}'
 STAGES = {
-    **{f"zero{n}": f'{{"zero_optimization": {{"stage": {n}}}}}' for n in range(4)},
+    **{f"zero{n}": f'{{"zero_optimization": {{"stage": {n}}}}}' for n in range(3)},
+    "zero3": CUT,
     "bf16": '{"zero_optimization": {"stage": 2}}',
-    "lora": '{"zero_optimization": {"stage": 3}}',
+    "lora": CUT,
+    "untied": CUT,  # and without an entropy bonus
 }
 LORA = 2
 
 
-def policy() -> tuple[Any, Codec]:
+def policy(*, tied: bool = True) -> tuple[Any, Codec]:
     world = AtlasWorld(Environment(entities=10, attributes=4, values=5, reply_facts=3))
     codec = Codec(tiny_tokenizer(world.words()))
     model = tiny_model(len(codec.tokenizer), 0, width=64)
     with torch.no_grad():
         model.model.norm.weight.fill_(1.0)
+    if not tied:
+        model.config.tie_word_embeddings = False
+        model.lm_head.weight = torch.nn.Parameter(-model.lm_head.weight.detach())
     return model, codec
 
 
@@ -59,12 +66,14 @@ def batch(learner: TorchLearner, step: int) -> list[TrainRow]:
     ]
 
 
-def lives(learner: TorchLearner, folder: Path, checkpoint: Path | None) -> dict[str, Any]:
+def lives(
+    learner: TorchLearner, folder: Path, checkpoint: Path | None, loss: Loss = LOSS
+) -> dict[str, Any]:
     """What an update finds, gradients before clipping, the weights in the end."""
     found: dict[str, Any] = {}
     if checkpoint is None:
         for step in range(3):
-            metrics = learner.update(batch(learner, step), LOSS)
+            metrics = learner.update(batch(learner, step), loss)
             if step == 0:
                 found |= {f"metric/{name}": value for name, value in metrics.items()}
         folder.mkdir(parents=True, exist_ok=True)
@@ -74,7 +83,7 @@ def lives(learner: TorchLearner, folder: Path, checkpoint: Path | None) -> dict[
     rows = batch(learner, 3)
     found["logprobs"] = np.concatenate([r.old_logprobs for r in rows if r.old_logprobs is not None])
     learner.keep()
-    found["last"] = np.array(sorted(learner.update(rows, LOSS).items()), dtype=object)[:, 1]
+    found["last"] = np.array(sorted(learner.update(rows, loss).items()), dtype=object)[:, 1]
     kept = learner.logprobs([r.row for r in rows], previous=True)
     found["kept"] = np.concatenate(kept)
     found["last"] = found["last"].astype(float)
@@ -97,6 +106,8 @@ def main(rank: int, ranks: int, port: str, folder: Path, source: str) -> None:
     model, codec = policy()
     for name, zero in STAGES.items():
         copy = deepcopy(model).to(torch.bfloat16 if name == "bf16" else torch.float32)
+        if name == "untied":
+            copy, _ = policy(tied=False)
         settings = SETTINGS.model_copy(update={"deepspeed": zero})
         if name == "lora":
             settings = settings.model_copy(update={"lora_rank": LORA})
@@ -112,7 +123,12 @@ def main(rank: int, ranks: int, port: str, folder: Path, source: str) -> None:
             return step(lr)
 
         learner._step = catch
-        found = lives(learner, folder / name, Path(source) / name if source else None)
+        found = lives(
+            learner,
+            folder / name,
+            Path(source) / name if source else None,
+            PLAIN_LOSS if name == "untied" else LOSS,
+        )
         weights = {f"weight/{n}": t.float().numpy() for n, t in learner.weights().items()}
         everything: dict[str, Any] = {**found, **gradients, **weights}
         np.savez(folder / f"{name}-{rank}.npz", **everything)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,13 +12,12 @@ from hypothesis import strategies as st
 
 from mempo.learners.packing import (
     MicroBatch,
-    check_supported,
     micro_batches,
     needed,
     sampled_row,
     to_batch,
 )
-from mempo.learners.readout import read_targets
+from mempo.learners.readout import target_logprobs
 from mempo.learners.shared import lay_out
 from mempo.policies.tiny import tiny_model
 from mempo.types import Row
@@ -183,10 +181,10 @@ def test_fault_07_padding_is_decided_by_length(model: Any) -> None:
     alone = to_batch([short], 0, "cpu", shared=False)
     together = to_batch([long, short], 0, "cpu", shared=False)
     assert together.targets.tolist() == [11, 6, 0]
-    values, _ = read_targets(model, together)
-    torch.testing.assert_close(values[1:], read_targets(model, alone)[0], atol=1e-5, rtol=0)
+    values, _ = target_logprobs(model, together)
+    torch.testing.assert_close(values[1:], target_logprobs(model, alone)[0], atol=1e-5, rtol=0)
     other = to_batch([long, short], 13, "cpu", shared=False)
-    assert torch.equal(read_targets(model, other)[0], values)  # the padding's id plays no part
+    assert torch.equal(target_logprobs(model, other)[0], values)  # the padding's id plays no part
 
 
 @torch.no_grad()
@@ -194,7 +192,7 @@ def test_fault_14_left_padded_right_padded_and_packed_rows_agree(model: Any) -> 
     sequences = [[3, 4, 5, 6, 7, 8, 9], [10, 11, 12], [13, 14, 15, 16, 17]]
     batch = [row(ids, *range(1, len(ids))) for ids in sequences]
     right = to_batch(batch, PAD, "cpu", shared=False)  # padded on the right
-    ours = read_targets(model, right)[0].numpy()
+    ours = target_logprobs(model, right)[0].numpy()
 
     naive = []  # logp[i] scores token i: softmax of the output at i - 1, row by row
     for ids in sequences:
@@ -231,17 +229,3 @@ def test_fault_14_left_padded_right_padded_and_packed_rows_agree(model: Any) -> 
         packed += [logp[i - 1, ids[i]].item() for i in range(1, len(ids))]
         at += len(ids)
     np.testing.assert_allclose(ours, packed, atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("final_logit_softcapping", 30.0), ("logit_scale", 0.0625), ("logits_scaling", 8.0)],
-)
-def test_a_model_that_rescales_its_logits_is_refused(name: str, value: float) -> None:
-    with pytest.raises(ValueError, match=rf"policy\.model.*{name}"):
-        check_supported(SimpleNamespace(config=SimpleNamespace(**{name: value})))
-
-
-def test_an_ordinary_model_is_supported(model: Any) -> None:
-    check_supported(model)
-    check_supported(SimpleNamespace(config=SimpleNamespace(logit_scale=1.0)))

@@ -11,7 +11,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from mempo.learners import readout
 from mempo.learners.loss import entropy
 from mempo.learners.packing import to_batch
-from mempo.learners.readout import read_targets
+from mempo.learners.readout import check_supported, read_out, target_logprobs
 from mempo.learners.shared import takes_segments
 from mempo.policies.distribution import Sampling, logprobs_of
 from mempo.policies.tiny import tiny_model
@@ -51,9 +51,9 @@ def model(request: pytest.FixtureRequest) -> Any:
     return made.eval()
 
 
-@pytest.fixture(params=[1, 2, 100], ids="{} rows a piece".format)
-def piece(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setitem(readout.PIECE, "cpu", request.param * VOCABULARY)
+@pytest.fixture(params=[1, 2, 100], ids="{} rows a chunk".format)
+def chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(readout, "CHUNK", request.param * VOCABULARY)
     return request.param
 
 
@@ -78,10 +78,10 @@ def gradients(model: Any, loss: torch.Tensor) -> list[torch.Tensor]:
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("of", ["log-probs", "entropies", "both"])
 def test_values_and_gradients_are_those_of_whole_logits(
-    model: Any, piece: int, sampling: Sampling | None, shared: bool, of: str
+    model: Any, chunk: int, sampling: Sampling | None, shared: bool, of: str
 ) -> None:
     batch = to_batch(ROWS, PAD, "cpu", shared=shared and takes_segments(model))
-    got = read_targets(model, batch, sampling, with_entropy=True)
+    got = target_logprobs(model, batch, sampling, with_entropy=True)
     expected = naive(model, sampling)
     weights = torch.tensor([[1.0, -2.0, 0.5, 3.0, 0.0], [0.3, 1.0, -1.0, 2.0, 0.7]])
 
@@ -101,8 +101,8 @@ def test_values_and_gradients_are_those_of_whole_logits(
         assert (a - b).norm() <= 1e-5 * b.norm() + 1e-7
 
 
-def test_no_more_logits_than_a_piece_at_a_time(
-    model: Any, piece: int, monkeypatch: pytest.MonkeyPatch
+def test_no_more_logits_than_a_chunk_at_a_time(
+    model: Any, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[int] = []
     spied = readout.logprobs_of
@@ -112,25 +112,79 @@ def test_no_more_logits_than_a_piece_at_a_time(
         return spied(logits, *rest)
 
     monkeypatch.setattr(readout, "logprobs_of", spy)
-    logprobs, entropies = read_targets(model, to_batch(ROWS, PAD, "cpu", shared=False))
+    logprobs, entropies = target_logprobs(model, to_batch(ROWS, PAD, "cpu", shared=False))
     assert entropies is None
     logprobs.sum().backward()
-    assert max(seen) == min(piece, 5) and sum(seen) == 2 * 5  # once each way
+    assert max(seen) == min(chunk, 5) and sum(seen) == 2 * 5  # once each way
 
 
-def test_a_frozen_head_gets_no_gradient(model: Any) -> None:
+def test_a_frozen_head_costs_no_gradient_of_the_logits(
+    model: Any, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     batch = to_batch(ROWS, PAD, "cpu", shared=False)
     norm = model.model.norm.weight
     for p in model.parameters():
         p.requires_grad_(p is norm)
-    (got,) = gradients(model, read_targets(model, batch)[0].sum())
     (expected,) = gradients(model, naive(model, None)[0].sum())
+    made: list[tuple[int, ...]] = []
+    new_empty = torch.Tensor.new_empty
+
+    def spy(self: torch.Tensor, size: Any, **options: Any) -> torch.Tensor:
+        made.append(tuple(size))
+        return new_empty(self, size, **options)
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", spy)
+    (got,) = gradients(model, target_logprobs(model, batch)[0].sum())
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+    assert made == []
+    norm.requires_grad_(False)
+    model.lm_head.weight.requires_grad_(True)  # and it is made where the head is trained
+    target_logprobs(model, batch)[0].sum().backward()
+    assert made == [(5, VOCABULARY)]
 
 
-def test_values_are_float32_of_a_bfloat16_model(model: Any) -> None:
-    half = model.bfloat16()
-    logprobs, _ = read_targets(half, to_batch(ROWS, PAD, "cpu", shared=False))
-    assert logprobs.dtype == torch.float32
-    logprobs.sum().backward()
-    assert half.lm_head.weight.grad.dtype == torch.bfloat16
+def test_of_a_bfloat16_model_values_and_gradients_are_those_of_autograd(chunk: int) -> None:
+    """Log-softmax in float32, products in bfloat16, and the head's gradient one product."""
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(40, 32, generator=generator).bfloat16()
+    weight = torch.randn(VOCABULARY, 32, generator=generator).bfloat16()
+    targets = torch.randint(VOCABULARY, (40,), generator=generator)
+    scales = torch.randn(40, generator=generator)
+    found = []
+    for ours in (True, False):
+        leaves = [hidden.clone().requires_grad_(), weight.clone().requires_grad_()]
+        if ours:
+            logprobs, _ = read_out(leaves[0], leaves[1], None, targets, None, False)
+        else:
+            logprobs = logprobs_of(torch.nn.functional.linear(*leaves).float(), targets)
+        assert logprobs.dtype == torch.float32
+        found.append([logprobs.detach(), *torch.autograd.grad((logprobs * scales).sum(), leaves)])
+    for a, b in zip(*found, strict=True):
+        assert a.dtype == b.dtype
+        assert (a - b).float().norm() <= 1e-3 * b.float().norm()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("final_logit_softcapping", 30.0), ("logit_scale", 0.0625), ("logits_scaling", 8.0)],
+)
+def test_a_model_that_rescales_its_logits_is_refused(model: Any, name: str, value: float) -> None:
+    setattr(model.config, name, value)
+    with pytest.raises(ValueError, match=rf"policy\.model.*{name}"):
+        check_supported(model)
+
+
+def test_a_head_that_is_more_than_linear_is_refused(model: Any) -> None:
+    class Scaled(torch.nn.Linear):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return 2 * super().forward(input)
+
+    model.lm_head = Scaled(32, VOCABULARY)
+    with pytest.raises(ValueError, match=r"policy\.model: the head of .* is a Scaled"):
+        check_supported(model)
+
+
+def test_an_ordinary_model_is_supported(model: Any) -> None:
+    check_supported(model)
+    model.config.logit_scale = 1.0
+    check_supported(model)

@@ -23,7 +23,7 @@ from transformers import (
 from mempo.config import Learner
 from mempo.learners import shared
 from mempo.learners.packing import to_batch
-from mempo.learners.readout import read_targets
+from mempo.learners.readout import target_logprobs
 from mempo.learners.shared import Segment, flat_inputs, lay_out, takes_segments
 from mempo.learners.torch_learner import TorchLearner
 from mempo.policies.codec import Codec
@@ -153,7 +153,7 @@ def test_no_branch_leaks_into_another(name: str, of: list[list[int]], data: st.D
 
 def gradients(model: Any, rows: list[Row], *, shared: bool) -> list[torch.Tensor]:
     model.zero_grad()
-    read_targets(model, to_batch(rows, 2, "cpu", shared=shared))[0].sum().backward()
+    target_logprobs(model, to_batch(rows, 2, "cpu", shared=shared))[0].sum().backward()
     return [p.grad.clone() for p in model.parameters() if p.grad is not None]
 
 
