@@ -73,4 +73,7 @@ def bench(
             if json_file:
                 write(found, json_file)
 
-        print(table(measure_all(parts or list(PARTS), model, rounds, keep)))
+        found = measure_all(parts or list(PARTS), model, rounds, keep)
+        print(table(found))
+        if failed := found["failed"]:
+            raise RuntimeError(f"bench: {', '.join(failed)} failed; see the lines above the table")

@@ -25,7 +25,7 @@ SMOLLM2 = {
 }  # fmt: skip
 TINY = {
     "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "rope_theta": 10_000.0,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "rope_theta": 10_000.0,
 }  # fmt: skip
 
 
