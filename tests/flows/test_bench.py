@@ -13,14 +13,18 @@ from flows import bench
 from flows.cli import app
 
 
-def test_a_part_that_fails_takes_nothing_from_those_before_it(
+def test_a_part_that_fails_takes_nothing_from_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(bench.PARTS, "none", "a part that there is not")
     file = tmp_path / "found.json"
-    given = ["history", "none", "--model", "tiny", "--rounds", "1", "--json", str(file)]
-    assert CliRunner().invoke(app, ["bench", *given]).exit_code == 1
-    assert "score_history_growth_exponent" in json.loads(file.read_text())
+    given = ["none", "history", "--model", "tiny", "--rounds", "1", "--json", str(file)]
+    done = CliRunner().invoke(app, ["bench", *given])
+    assert done.exit_code == 1
+    assert "| score_history_growth_exponent |" in done.output
+    assert "bench: none failed" in done.output
+    found = json.loads(file.read_text())
+    assert "score_history_growth_exponent" in found and found["failed"] == ["none"]
 
 
 def test_parts_are_chosen_and_their_ratios_written(tmp_path: Path, capfd: Any) -> None:
