@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from mempo.config import Learner
 from mempo.learners.optimizer import parameter_groups
 from mempo.learners.packing import Batch
-from mempo.learners.readout import hidden_states, read_out
+from mempo.learners.readout import Readout, hidden_states
 from mempo.learners.torch_learner import OPTIMIZER, Share, TorchLearner
 from mempo.policies.codec import Codec
 from mempo.policies.distribution import Sampling
@@ -38,7 +38,7 @@ class _Head(torch.nn.Module):
         self.weight, self.bias = head.weight, head.bias
 
     def forward(self, hidden: torch.Tensor, *rest: Any) -> Any:
-        return read_out(hidden, self.weight, self.bias, *rest)
+        return Readout.apply(hidden, self.weight, self.bias, *rest)
 
 
 class _Policy(torch.nn.Module):

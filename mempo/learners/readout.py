@@ -33,26 +33,14 @@ def target_logprobs(
     """
     head = model.get_output_embeddings()
     hidden = hidden_states(model, batch)
-    return read_out(hidden, head.weight, head.bias, batch.targets, sampling, with_entropy)
+    read: Any = Readout.apply(hidden, head.weight, head.bias, batch.targets, sampling, with_entropy)
+    return read
 
 
 def hidden_states(model: Any, batch: Batch) -> torch.Tensor:
     """[N, D] that predict the targets of a batch."""
     hidden = model.base_model(use_cache=False, **batch.inputs).last_hidden_state  # [B, T, D]
     return hidden.flatten(0, 1)[batch.before]
-
-
-def read_out(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    targets: torch.Tensor,
-    sampling: Sampling | None,
-    with_entropy: bool,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """`target_logprobs` of hidden states [N, D] under a head [V, D] and [V] or None."""
-    read: Any = _Readout.apply(hidden, weight, bias, targets, sampling, with_entropy)
-    return read
 
 
 def check_supported(model: Any) -> None:
@@ -71,8 +59,8 @@ def check_supported(model: Any) -> None:
         )
 
 
-class _Readout(torch.autograd.Function):
-    """hidden [N, D], weight [V, D], bias [V] or None, targets [N] -> log-probs, entropies."""
+class Readout(torch.autograd.Function):
+    """`target_logprobs` of hidden states [N, D] under a head [V, D] with a bias [V] or None."""
 
     @staticmethod
     def forward(

@@ -11,7 +11,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from mempo.learners import readout
 from mempo.learners.loss import entropy
 from mempo.learners.packing import to_batch
-from mempo.learners.readout import check_supported, read_out, target_logprobs
+from mempo.learners.readout import Readout, check_supported, target_logprobs
 from mempo.learners.shared import takes_segments
 from mempo.policies.distribution import Sampling, logprobs_of
 from mempo.policies.tiny import tiny_model
@@ -154,7 +154,8 @@ def test_of_a_bfloat16_model_values_and_gradients_are_those_of_autograd(chunk: i
     for ours in (True, False):
         leaves = [hidden.clone().requires_grad_(), weight.clone().requires_grad_()]
         if ours:
-            logprobs, _ = read_out(leaves[0], leaves[1], None, targets, None, False)
+            read: Any = Readout.apply(*leaves, None, targets, None, False)
+            logprobs, _ = read
         else:
             logprobs = logprobs_of(torch.nn.functional.linear(*leaves).float(), targets)
         assert logprobs.dtype == torch.float32
